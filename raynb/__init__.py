@@ -1,0 +1,60 @@
+"""raynb: distributed PyTorch training on Ray from a notebook cell, with a live panel.
+
+``%load_ext raynb`` brings the ``%%distributed_train`` magic; :func:`train` and :func:`fit` do the
+same from Python, and :func:`log` records metrics inside a train function.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from raynb._version import __version__
+
+if TYPE_CHECKING:
+    from raynb.api import fit, train
+    from raynb.engine.run import Run
+    from raynb.errors import RaynbError, TrainingError
+    from raynb.magics.loading import load_ipython_extension, unload_ipython_extension
+    from raynb.results.run_result import RunResult
+    from raynb.worker.runtime import log
+
+#: Where each public name lives. Workers import raynb too, and they need neither IPython nor
+#: widgets, so nothing is imported before it is asked for.
+_HOMES = {
+    "train": "raynb.api",
+    "fit": "raynb.api",
+    "log": "raynb.worker.runtime",
+    "Run": "raynb.engine.run",
+    "RunResult": "raynb.results.run_result",
+    "RaynbError": "raynb.errors",
+    "TrainingError": "raynb.errors",
+    "load_ipython_extension": "raynb.magics.loading",
+    "unload_ipython_extension": "raynb.magics.loading",
+}
+
+__all__ = [
+    "RaynbError",
+    "Run",
+    "RunResult",
+    "TrainingError",
+    "__version__",
+    "fit",
+    "load_ipython_extension",
+    "log",
+    "train",
+    "unload_ipython_extension",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'raynb' has no attribute {name!r}")
+    import importlib
+
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

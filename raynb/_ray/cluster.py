@@ -1,0 +1,81 @@
+"""Ray clusters: find the one there is, or start a local one that listens on loopback alone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import ray
+import ray._private.ray_constants as ray_constants
+import ray._private.state as ray_state
+
+
+@contextlib.contextmanager
+def _loopback() -> Iterator[None]:
+    """Make a Ray that starts inside the block bind its servers to 127.0.0.1.
+
+    Reason for the internals: ``ray.init`` has no option for it. On Linux it takes the address of
+    the network card and its gRPC servers listen on every interface; the switch that makes macOS
+    and Windows stay on loopback is read from this constant, and by Ray's own processes from the
+    environment variable.
+    """
+    name = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
+    saved_env, saved = os.environ.get(name), ray_constants.ENABLE_RAY_CLUSTER
+    os.environ[name] = "0"
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = saved
+        if saved_env is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = saved_env
+
+
+_QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+
+
+def connect() -> bool:
+    """Connect to the Ray there is: this process's session, ``RAY_ADDRESS``, or a local cluster.
+
+    Returns
+    -------
+    bool
+        False when there is none.
+    """
+    if ray.is_initialized():
+        return True
+    if os.environ.get("RAY_ADDRESS"):
+        ray.init(**_QUIET)
+        return True
+    try:
+        ray.init(address="auto", **_QUIET)
+        return True
+    except ConnectionError:
+        return False
+
+
+def start_local(**options: Any) -> None:
+    """Start a local cluster that ends with this process.
+
+    Parameters
+    ----------
+    **options
+        For ``ray.init``, such as ``num_cpus``.
+    """
+    with _loopback():
+        # The dashboard's own server costs memory and seconds that training does not need.
+        ray.init(address="local", include_dashboard=False, **_QUIET, **options)
+
+
+def autoscaling_limits() -> dict[str, float] | None:
+    """What the cluster can grow to, by resource; None when it does not autoscale.
+
+    Reason for the internals: the public ``cluster_resources`` tells what is there now, and
+    pending on a cluster that can grow is right while pending on one that can't is a hang.
+    """
+    limits: dict[str, float] | None = ray_state.state.get_max_resources_from_cluster_config()
+    return limits or None

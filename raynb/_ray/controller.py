@@ -1,0 +1,58 @@
+"""Callbacks that Ray Train's controller runs: they tell the supervisor what the run is doing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+from ray.train.v2._internal.execution.callback import ControllerCallback, WorkerGroupCallback
+
+
+class SupervisorCallback(ControllerCallback, WorkerGroupCallback):  # type: ignore[misc]
+    """Hands the controller's handle and its states to the supervisor.
+
+    Reason for the internals: the public ``UserCallback`` has no hook for states, and Ray offers
+    no handle of its controller, which is the one thing that can abort a run and clean up after
+    it. Ray's own comment at ``RunConfig.callbacks`` allows such callbacks.
+
+    Parameters
+    ----------
+    supervisor : ActorHandle
+        Has ``controller_ready(handle)`` and ``controller_event(kind, payload)``.
+    """
+
+    def __init__(self, supervisor: Any) -> None:
+        self._supervisor = supervisor
+
+    def _tell(self, kind: str, **payload: Any) -> Any:
+        return self._supervisor.controller_event.remote(kind, payload)
+
+    def after_controller_start(self, train_run_context: Any) -> None:
+        # Waited for: a run that can't be stopped must not start.
+        handle = ray.get_runtime_context().current_actor
+        ray.get(self._supervisor.controller_ready.remote(handle), timeout=30)
+
+    def after_controller_state_update(self, previous_state: Any, current_state: Any) -> None:
+        before, now = _name(previous_state), _name(current_state)
+        if before != now:
+            error = getattr(current_state, "training_failed_error", None)
+            self._tell("state", state=now, error=_short(error))
+
+    def before_worker_group_start(self, worker_group_context: Any) -> None:
+        # Waited for: workers ask the supervisor which attempt they belong to.
+        ref = self._tell("group_starting", num_workers=worker_group_context.num_workers)
+        ray.get(ref, timeout=30)
+
+    def after_worker_group_start(self, worker_group: Any) -> None:
+        self._tell("group_started", num_workers=len(worker_group))
+
+
+def _name(state: Any) -> str:
+    return str(state._state_type.state_name).lower()
+
+
+def _short(error: BaseException | None) -> str | None:
+    if error is None:
+        return None
+    lines = str(error).strip().splitlines()
+    return lines[-1][:300] if lines else type(error).__name__

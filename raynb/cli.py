@@ -1,0 +1,124 @@
+"""The command ``raynb``: demo, lab and doctor."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from raynb._version import __version__
+from raynb.errors import OptionError, RaynbError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Parameters
+    ----------
+    argv : sequence of str, optional
+        The arguments; by default the process's own.
+
+    Returns
+    -------
+    int
+        The exit status.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    # What follows `--` is for another program, and argparse would sort it into our own arguments.
+    cut = words.index("--") if "--" in words else len(words)
+    parser = _parser()
+    args = parser.parse_args(words[:cut])
+    rest = words[cut + 1 :]
+    if rest and args.command != "lab":
+        parser.error("only `raynb lab` passes on what follows `--`")
+    try:
+        match args.command:
+            case "demo":
+                from raynb.demo import run_demo
+
+                return run_demo(
+                    workers=args.workers,
+                    epochs=args.epochs,
+                    limit=args.limit,
+                    dataset=args.dataset,
+                    data=args.data,
+                    json_output=args.json,
+                    out=args.out,
+                )
+            case "lab":
+                return _lab(args.directory, rest)
+            case "doctor":
+                from raynb.doctor import run_doctor
+
+                return run_doctor(json_output=args.json)
+            case _:
+                parser.print_help()
+                return 0
+    except RaynbError as error:
+        print(f"raynb: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        # As a shell reports a process that SIGINT ended.
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="raynb", description="Distributed PyTorch training on Ray from a notebook cell."
+    )
+    parser.add_argument("--version", action="version", version=f"raynb {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="command")
+
+    demo = commands.add_parser("demo", help="train a small model on this machine, in a terminal")
+    demo.add_argument("--workers", type=_positive, default=2, metavar="N", help="default: 2")
+    demo.add_argument("--epochs", type=_positive, default=2, metavar="E", help="default: 2")
+    demo.add_argument("--limit", type=_positive, metavar="ROWS", help="train on so many rows only")
+    demo.add_argument(
+        "--dataset",
+        choices=("fashion-mnist", "digits"),
+        help="default: fashion-mnist where its files are found, else digits",
+    )
+    demo.add_argument("--data", metavar="DIR", help="where to look for FashionMNIST's files")
+    demo.add_argument("--json", action="store_true", help="print the outcome as JSON")
+    demo.add_argument("--out", metavar="DIR", help="where to keep the run")
+
+    lab = commands.add_parser("lab", help="open JupyterLab on raynb's notebooks")
+    lab.usage = "raynb lab [-h] [DIR] [-- JUPYTER-ARGUMENT ...]"
+    lab.add_argument(
+        "directory",
+        nargs="?",
+        metavar="DIR",
+        help="default: the notebooks of a raynb checkout, else the current directory",
+    )
+
+    doctor = commands.add_parser("doctor", help="check whether this machine can train")
+    doctor.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+def _positive(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return number
+
+
+def _lab(directory: str | None, rest: list[str]) -> int:
+    """Become JupyterLab."""
+    place = _notebooks() if directory is None else Path(directory)
+    if not place.is_dir():
+        raise OptionError(
+            f"there is no directory {place}", hint="raynb lab . opens the current one"
+        )
+    command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={place.absolute()}"]
+    os.execv(sys.executable, [*command, *rest])
+
+
+def _notebooks() -> Path:
+    beside = Path(__file__).parent.parent / "notebooks"
+    return beside if any(beside.glob("*.ipynb")) else Path.cwd()

@@ -1,0 +1,1 @@
+"""From a cell or function to a run: spec, capture, preflight, supervisor, run."""

@@ -1,0 +1,220 @@
+"""The collector: one run's telemetry in one place, for the supervisor and for local mode."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from raynb.engine.spec import RAYNB_DIR, filesystem_of, read_record, write_record
+from raynb.telemetry.digest import Cursor, Digest, Update
+from raynb.telemetry.events import Batch
+from raynb.telemetry.history import HistoryWriter
+
+#: States that a run does not leave.
+TERMINAL = ("finished", "failed", "stopped")
+
+
+@dataclass
+class RunFacts:
+    """What is known of a run when it starts.
+
+    Attributes
+    ----------
+    name : str
+    run_path : str
+        Absolute path or URI of the run's directory.
+    best : (metric, mode) or None
+    bundle : dict of str to float
+        Resources of one worker.
+    summary : dict
+        JSON of spec, capture table and versions, for the record.
+    """
+
+    name: str
+    run_path: str
+    best: tuple[str, str] | None = None
+    bundle: dict[str, float] = field(default_factory=dict)
+    summary: dict[str, Any] = field(default_factory=dict)
+
+
+class Collector:
+    """Takes events, keeps the digest and the history, and lets watchers wait for news."""
+
+    def __init__(self, facts: RunFacts) -> None:
+        self.facts = facts
+        self._filesystem, self._dir = filesystem_of(facts.run_path)
+        self._news = threading.Condition()
+        self._cursors: dict[str, Cursor] = {}
+        self._digest = Digest(facts.name, facts.best, storage=facts.run_path, started=time.time())
+        before = read_record(self._filesystem, self._dir) or {}
+        # A run that goes on in its old directory keeps its attempts apart from the earlier ones.
+        self._first_attempt = int(before.get("attempts", 0))
+        self._attempt = self._first_attempt - 1
+        self.history = HistoryWriter(self._filesystem, f"{self._dir}/{RAYNB_DIR}/history")
+        self.failures: list[dict[str, Any]] = []
+        self.reports: list[dict[str, Any]] = []
+        self._closed = threading.Event()
+        self.write_record()
+        self._thread = threading.Thread(target=self._tick, name="raynb-history", daemon=True)
+        self._thread.start()
+
+    # -- facts come in ---------------------------------------------------------------------------
+
+    @property
+    def state(self) -> str:
+        return str(self._digest.run["state"])
+
+    def set_state(self, state: str, message: str = "", **more: Any) -> None:
+        """Change the run's state; a terminal one stays."""
+        with self._news:
+            if self.state in TERMINAL:
+                return
+            if state in TERMINAL:
+                more.setdefault("ended", time.time())
+                more["stoppable"] = False
+                for rank, row in self._digest.workers.items():
+                    if row["status"] not in ("finished", "failed"):
+                        self._digest.set_worker(
+                            rank, status="finished" if state == "finished" else "stopped"
+                        )
+            if state != self.state:
+                self._digest.event(
+                    f"{state.replace('_', ' ')}{': ' + message if message else ''}",
+                    "error" if state == "failed" else "info",
+                )
+            self._digest.set_run(state=state, message=message, **more)
+            self._news.notify_all()
+
+    def event(self, text: str, level: str = "info") -> None:
+        with self._news:
+            self._digest.event(text, level)
+            self._news.notify_all()
+
+    def group_starting(self, num_workers: int) -> None:
+        """A worker group is about to start: a new attempt."""
+        with self._news:
+            self._attempt += 1
+            for rank in self._digest.workers:
+                self._digest.set_worker(rank, status="stopped")
+            for rank in range(num_workers):
+                self._digest.set_worker(
+                    rank, status="starting", attempt=self._attempt, shard=None, util=None
+                )
+            self._digest.set_run(
+                attempt=self._attempt - self._first_attempt, world_size=num_workers
+            )
+            self._news.notify_all()
+
+    def hello(self, who: Mapping[str, Any]) -> int:
+        """A rank is there; tells it which attempt it belongs to."""
+        with self._news:
+            if self._attempt < self._first_attempt:
+                self._attempt = self._first_attempt
+            self._digest.set_run(world_size=who["world_size"])
+            self._digest.set_worker(
+                who["rank"], node=who["node"], ip=who["ip"], pid=who["pid"], status="running"
+            )
+            self._news.notify_all()
+            return self._attempt
+
+    def ingest(self, batch: Batch) -> None:
+        """Take one worker's message."""
+        if batch.records is not None:
+            self.history.add(batch.rank, batch.attempt, batch.records)
+        with self._news:
+            self._digest.apply(batch)
+            if batch.failure is not None:
+                failure = {
+                    **batch.failure,
+                    "rank": batch.rank,
+                    "attempt": batch.attempt,
+                    "time": time.time(),
+                }
+                self.failures.append(failure)
+                self._digest.event(
+                    f"rank {batch.rank} raised {failure['type']}: {failure['message'][:200]}",
+                    "error",
+                )
+            self._news.notify_all()
+
+    # -- watchers look ---------------------------------------------------------------------------
+
+    def poll(self, watcher: str, timeout: float) -> Update:
+        """News for a watcher since its last call; waits up to ``timeout`` seconds for some."""
+        with self._news:
+            cursor = self._cursors.setdefault(watcher, Cursor())
+            self._news.wait_for(lambda: self._digest.version > cursor.version, timeout)
+            return self._digest.since(cursor)
+
+    def workers(self) -> dict[int, dict[str, Any]]:
+        """A copy of the workers' rows."""
+        with self._news:
+            return {rank: dict(row) for rank, row in self._digest.workers.items()}
+
+    def first_failure(self) -> dict[str, Any] | None:
+        """The failure that came first in the last attempt that failed."""
+        if not self.failures:
+            return None
+        last = max(f["attempt"] for f in self.failures)
+        return min((f for f in self.failures if f["attempt"] == last), key=lambda f: f["at"])
+
+    def history_table(self) -> pa.Table:
+        return self.history.table()
+
+    # -- storage ---------------------------------------------------------------------------------
+
+    @property
+    def storage(self) -> tuple[pafs.FileSystem, str]:
+        return self._filesystem, self._dir
+
+    def write_record(self) -> None:
+        """Write ``record.json``: what a later session needs to know of this run."""
+        with self._news:
+            run = dict(self._digest.run)
+            record = {
+                "format": 1,
+                **self.facts.summary,
+                "name": self.facts.name,
+                "state": run["state"] if run["state"] in TERMINAL else "running",
+                "message": run["message"],
+                "started": run["started"],
+                "ended": run["ended"],
+                "world_size": run["world_size"],
+                "attempts": self._attempt + 1,
+                "rows": self.history.rows,
+                "shard_totals": run["shard_totals"],
+                "dropped": run["dropped"],
+                "error": run["error"],
+                "best_seen": run["best"],
+                "workers": [row for _, row in sorted(self._digest.workers.items())],
+            }
+        try:
+            write_record(self._filesystem, self._dir, record)
+        except Exception as error:
+            self.event(f"record.json can't be written: {error}", "error")
+
+    def _tick(self) -> None:
+        told = None
+        while not self._closed.wait(0.5):
+            if self.history.due():
+                self.history.flush()
+            if self.history.error != told:
+                told = self.history.error
+                self.event(
+                    f"history can't be written ({told}); it is kept in memory and tried again"
+                    if told
+                    else "history is written again",
+                    "error" if told else "info",
+                )
+
+    def close(self) -> None:
+        """Write out what is pending; the digest stays for those who watch."""
+        self._closed.set()
+        self.history.flush()
+        self.write_record()

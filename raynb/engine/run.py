@@ -1,0 +1,424 @@
+"""Run: the kernel's handle of one execution, which watches it and never drives it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import pandas as pd
+
+from raynb.engine.collector import TERMINAL, Collector, RunFacts
+from raynb.engine.spec import filesystem_of, read_record
+from raynb.engine.supervisor import NAMESPACE, Outcome, Supervisor, supervisor_name
+from raynb.errors import OptionError, RaynbError, SupervisorDiedError, TrainingError
+from raynb.telemetry.digest import Mirror, Update
+from raynb.telemetry.history import read_history, to_frame
+
+#: Seconds between two looks at the supervisor, at least: ten frames a second reach the panel.
+TICK_S = 0.1
+#: Seconds that stopping may take before the supervisor itself is killed.
+STOP_S = 15.0
+
+
+class Backend(Protocol):
+    """Where the run lives: a supervisor actor, or this process in local mode."""
+
+    def poll(self, watcher: str, timeout: float) -> Update: ...
+    def stop(self) -> None: ...
+    def kill(self) -> None: ...
+    def outcome(self) -> Outcome: ...
+    def history(self) -> Any: ...
+    def close(self) -> None: ...
+
+
+class RemoteBackend:
+    """A supervisor actor on the cluster.
+
+    Parameters
+    ----------
+    actor : ActorHandle
+    """
+
+    def __init__(self, actor: Any) -> None:
+        import ray
+
+        self._ray = ray
+        self.actor = actor
+
+    @classmethod
+    def start(cls, facts: RunFacts, env: dict[str, str]) -> RemoteBackend:
+        """Start a run's supervisor.
+
+        Raises
+        ------
+        OptionError
+            When a run of this name is going on.
+        """
+        if find_backend(facts.name) is not None:
+            raise OptionError(
+                f"a run called {facts.name!r} is going on already",
+                hint="choose another --name, or stop that run first",
+            )
+        options = {"name": supervisor_name(facts.name), "namespace": NAMESPACE}
+        # Detached: the run outlives this kernel wherever the cluster does.
+        return cls(Supervisor.options(lifetime="detached", **options).remote(facts, env))
+
+    def poll(self, watcher: str, timeout: float) -> Update:
+        content, buffers = self._ray.get(
+            self.actor.poll.remote(watcher, timeout), timeout=timeout + 60
+        )
+        return Update(content, buffers)
+
+    def stop(self) -> None:
+        self.actor.stop.remote()
+
+    def kill(self) -> None:
+        # Its controller and workers are owned by the supervisor, so Ray ends them with it.
+        self._ray.kill(self.actor)
+
+    def outcome(self) -> Outcome:
+        outcome: Outcome = self._ray.get(self.actor.outcome.remote())
+        return outcome
+
+    def history(self) -> Any:
+        return self._ray.get(self.actor.history.remote())
+
+    def close(self) -> None:
+        self.actor.shutdown.remote()
+
+
+def find_backend(name: str) -> RemoteBackend | None:
+    """The supervisor of the live run called ``name`` on the connected cluster, or None."""
+    import ray
+
+    try:
+        return RemoteBackend(ray.get_actor(supervisor_name(name), namespace=NAMESPACE))
+    except ValueError:
+        return None
+
+
+class LocalBackend:
+    """Local mode: the train function runs in this process, on the main thread."""
+
+    def __init__(self, collector: Collector) -> None:
+        self.collector = collector
+        self.ended: Outcome | None = None
+
+    def poll(self, watcher: str, timeout: float) -> Update:
+        return self.collector.poll(watcher, timeout)
+
+    def stop(self) -> None:
+        import _thread
+
+        _thread.interrupt_main()
+
+    def kill(self) -> None:
+        self.stop()
+
+    def outcome(self) -> Outcome:
+        assert self.ended is not None
+        return self.ended
+
+    def history(self) -> Any:
+        return self.collector.history_table()
+
+    def close(self) -> None:
+        self.collector.close()
+
+
+class Run:
+    """One execution of a train function, as the kernel sees it.
+
+    Attributes
+    ----------
+    name : str
+    mirror : Mirror
+        The live picture; read it under :attr:`lock`.
+    result : RunResult or None
+        None until the run has ended; then there whatever the end was.
+    panel : object
+        The view that was opened for it, or None.
+    """
+
+    def __init__(
+        self,
+        facts: RunFacts,
+        make_result: Callable[..., Any],
+        *,
+        blocking: bool = True,
+    ) -> None:
+        self.name = facts.name
+        self.facts = facts
+        self.mirror = Mirror()
+        self.lock = threading.RLock()
+        self.result: Any = None
+        self.panel: Any = None
+        self.blocking = blocking
+        self._make_result = make_result
+        self._backend: Backend | None = None
+        self._done = threading.Event()
+        self._stop_asked = threading.Event()
+        self._listeners: list[Callable[[Update], None]] = []
+        self._at_end: list[Callable[[], None]] = []
+        self._error: BaseException | None = None
+        self._run = {
+            **self.mirror.run,
+            "name": facts.name,
+            "storage": facts.run_path,
+            "started": time.time(),
+        }
+        self.tell("preflight")
+
+    def __repr__(self) -> str:
+        return f"<raynb.Run {self.name!r}: {self.state}>"
+
+    # -- what users ask --------------------------------------------------------------------------
+
+    @property
+    def state(self) -> str:
+        """``preflight``, ``starting_ray``, ``waiting``, ``starting_workers``, ``training``,
+        ``restarting``, ``finishing``, ``stopping``, ``finished``, ``failed`` or ``stopped``."""
+        return str(self.mirror.run["state"])
+
+    @property
+    def done(self) -> bool:
+        return self._done.is_set()
+
+    @property
+    def history(self) -> pd.DataFrame:
+        """Every record of every rank so far: ``rank``, ``attempt``, ``step``, ``time``, metrics."""
+        if self.result is not None:
+            frame: pd.DataFrame = self.result.history
+            return frame
+        if self._backend is None:
+            return to_frame(read_history(*self._history_dir()))
+        return to_frame(self._backend.history())
+
+    def stop(self, timeout: float | None = None) -> None:
+        """Stop the run and keep what was reached.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait for the end; by default it returns at once and :meth:`wait` waits.
+        """
+        self._stop_asked.set()
+        if self._backend is not None and not self.done:
+            self._backend.stop()
+        if timeout is not None:
+            self._done.wait(timeout)
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Wait for the end.
+
+        A KeyboardInterrupt while waiting stops the run first and is raised again afterwards; a
+        second one ends the supervisor as well.
+
+        Returns
+        -------
+        RunResult
+
+        Raises
+        ------
+        TrainingError
+            When the run failed; its ``result`` has what was reached.
+        TimeoutError
+            When ``timeout`` seconds passed; the run goes on.
+        """
+        try:
+            if not self._done.wait(timeout):
+                raise TimeoutError(f"run {self.name!r} is still {self.state} after {timeout} s")
+        except KeyboardInterrupt:
+            self._interrupted()
+            raise
+        if self._error is not None:
+            raise self._error
+        return self.result
+
+    def show(self) -> None:
+        """Show the panel, or the record of an ended run, in this cell."""
+        from IPython.display import display
+
+        if self.result is not None:
+            display(self.result)
+        elif self.panel is not None:
+            self.panel.show()
+        else:
+            print(self)
+
+    # -- who drives it ---------------------------------------------------------------------------
+
+    def listen(self, listener: Callable[[Update], None]) -> None:
+        """Call ``listener`` with each update, on the reader's thread."""
+        with self.lock:
+            self._listeners.append(listener)
+
+    def when_done(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` once the result is there, before :meth:`wait` returns."""
+        self._at_end.append(callback)
+
+    def tell(self, state: str, message: str = "", **more: Any) -> None:
+        """A state that the kernel knows before there is a supervisor."""
+        self._run = {**self._run, "state": state, "message": message, **more}
+        self._apply(Update({"run": dict(self._run)}))
+
+    def attach(self, backend: Backend) -> None:
+        """Watch a backend from now on."""
+        self._backend = backend
+        if self._stop_asked.is_set():
+            backend.stop()
+        threading.Thread(
+            target=self._read, args=(backend,), name="raynb-reader", daemon=True
+        ).start()
+
+    def abandon(self, error: BaseException) -> None:
+        """The run could not be started: end it with ``error``."""
+        stopped = isinstance(error, KeyboardInterrupt)
+        shown = None
+        if not stopped:
+            shown = {"title": type(error).__name__, "rank": None, "text": str(error), "line": None}
+        self.tell(
+            "stopped" if stopped else "failed",
+            "" if stopped else str(error).splitlines()[0],
+            ended=time.time(),
+            stoppable=False,
+            error=shown,
+        )
+        self._error = error
+        self._done.set()
+
+    def finish_local(self, raised: BaseException | None) -> None:
+        """Local mode has ended: wait for the result, and let :meth:`wait` raise what was raised."""
+        self._done.wait()
+        self._error = raised
+
+    def _apply(self, update: Update) -> None:
+        run = update.content.get("run")
+        if run is not None:
+            # These two belong to this kernel and its clock, not to the supervisor's.
+            run["blocking"], run["now"] = self.blocking, time.time()
+            if self._run.get("started"):
+                run["started"] = self._run["started"]
+        with self.lock:
+            self.mirror.apply(update)
+            listeners = list(self._listeners)
+        for listener in listeners:
+            # A view that breaks must not end the watching.
+            with contextlib.suppress(Exception):
+                listener(update)
+
+    def _read(self, backend: Backend) -> None:
+        import ray
+
+        watcher = uuid.uuid4().hex
+        try:
+            while self.state not in TERMINAL:
+                began = time.monotonic()
+                try:
+                    update = backend.poll(watcher, 1.0)
+                except ray.exceptions.GetTimeoutError:
+                    continue  # busy, not gone
+                if update:
+                    self._apply(update)
+                time.sleep(max(0.0, TICK_S - (time.monotonic() - began)))
+            outcome = backend.outcome()
+            history = to_frame(backend.history())
+            self._finish(outcome, history)
+            backend.close()
+        except BaseException as error:
+            self._lost(error)
+        finally:
+            for callback in self._at_end:
+                with contextlib.suppress(Exception):
+                    callback()
+            self._done.set()
+
+    def _finish(self, outcome: Outcome, history: pd.DataFrame) -> None:
+        filesystem, path = filesystem_of(self.facts.run_path)
+        record = read_record(filesystem, path) or {
+            **self.facts.summary,
+            "name": self.name,
+            "state": outcome.state,
+        }
+        error = outcome.error if outcome.state == "failed" else None
+        self.result = self._make_result(
+            outcome.result,
+            record=record,
+            history=history,
+            error=error,
+            filesystem=filesystem,
+            path=path,
+        )
+        if error is not None:
+            self._error = training_error(outcome, self.mirror, self.result)
+
+    def _lost(self, error: BaseException) -> None:
+        """The supervisor is gone: say so, and keep what it had written."""
+        stopped = self._stop_asked.is_set()
+        lost = SupervisorDiedError(
+            f"the supervisor of run {self.name!r} is gone: {type(error).__name__}: {error}",
+            hint=f"what was written before is in {self.facts.run_path}",
+        )
+        state = "stopped" if stopped else "failed"
+        shown = {"title": "SupervisorDiedError", "rank": None, "text": str(lost), "line": None}
+        run = {
+            **self.mirror.run,
+            "state": state,
+            "ended": time.time(),
+            "stoppable": False,
+            "message": "" if stopped else lost.message,
+            "error": None if stopped else shown,
+        }
+        self._apply(Update({"run": run}))
+        history = to_frame(read_history(*self._history_dir()))
+        self._finish(Outcome(state, None, None if stopped else lost, None, 0), history)
+        self.result.record.update(state=state, ended=run["ended"], error=run["error"])
+        self._error = None if stopped else lost
+
+    def _history_dir(self) -> tuple[Any, str]:
+        filesystem, path = filesystem_of(self.facts.run_path)
+        return filesystem, f"{path}/raynb/history"
+
+    def _interrupted(self) -> None:
+        try:
+            self.stop(STOP_S)
+            if not self.done:
+                raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            # Asked twice, or it took too long: end the supervisor, and with it the run.
+            if self._backend is not None:
+                self._backend.kill()
+            self._done.wait(STOP_S)
+
+
+def training_error(outcome: Outcome, mirror: Mirror, result: Any) -> RaynbError:
+    """The one error that a failed run raises in the cell."""
+    shown = mirror.run.get("error") or {}
+    rank = shown.get("rank")
+    where = f"rank {rank}: " if rank is not None else ""
+    failure = outcome.failure
+    if failure is None:
+        return TrainingError(
+            where + shown.get("title", str(outcome.error)),
+            detail=shown.get("text", ""),
+            hint="the panel's log and the ranks' log files in the run's directory have more",
+            rank=rank,
+            result=result,
+        )
+    lines = [shown["line"]] if shown.get("line") else []
+    lines.append(failure["traceback"].rstrip())
+    if outcome.secondary:
+        lines.append(
+            f"({outcome.secondary} more rank{'s' if outcome.secondary > 1 else ''} failed after "
+            "it; see the panel's events)"
+        )
+    return TrainingError(
+        where + f"{failure['type']}: {failure['message']}",
+        detail="\n".join(lines),
+        rank=rank,
+        result=result,
+    )

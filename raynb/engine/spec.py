@@ -1,0 +1,334 @@
+"""RunSpec: everything a run needs, checked before anything starts."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pyarrow.fs as pafs
+
+from raynb.errors import OptionError, StorageError
+
+PLACEMENT_STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+BACKENDS = ("nccl", "gloo")
+#: Where raynb keeps what is its own inside a run's directory.
+RAYNB_DIR = "raynb"
+
+
+@dataclass
+class RunSpec:
+    """One run's options, with their defaults.
+
+    Attributes
+    ----------
+    name : str
+        Directory of the run under ``storage_path``; made from the time when not given.
+    num_workers : int or (int, int)
+        Workers, or the least and most of an elastic run; 0 runs in this process (local mode).
+    use_gpu : bool or None
+        None takes GPUs when the cluster has enough of them.
+    resources_per_worker : dict of str to float
+        Ray's resources for each worker, on top of its CPU or GPU.
+    placement_strategy : str
+        One of ``PACK``, ``SPREAD``, ``STRICT_PACK``, ``STRICT_SPREAD``.
+    accelerator_type : str or None
+        As Ray names it, such as ``A100``.
+    config : dict or None
+        What the train function gets.
+    storage_path : str
+        Absolute local path, or a URI that pyarrow knows.
+    max_failures : int
+        Restarts of the worker group from the latest checkpoint; -1 for no limit.
+    num_to_keep : int or None
+        Checkpoints to keep.
+    best : (str, str) or None
+        Metric and ``min`` or ``max``: orders the checkpoints and marks the best value.
+    datasets : dict of str to ray.data.Dataset
+    backend : str or None
+        torch.distributed's backend: ``nccl`` or ``gloo``; None lets Ray choose.
+    timeout_s : int or None
+        Seconds a collective may take before it fails; None is Ray's default of 1,800.
+    env : dict of str to str
+        Environment variables of the workers.
+    """
+
+    name: str = ""
+    num_workers: int | tuple[int, int] = 1
+    use_gpu: bool | None = None
+    resources_per_worker: dict[str, float] = field(default_factory=dict)
+    placement_strategy: str = "PACK"
+    accelerator_type: str | None = None
+    config: dict[str, Any] | None = None
+    storage_path: str = ""
+    max_failures: int = 0
+    num_to_keep: int | None = None
+    best: tuple[str, str] | None = None
+    datasets: dict[str, Any] = field(default_factory=dict)
+    backend: str | None = None
+    timeout_s: int | None = None
+    env: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def local(self) -> bool:
+        return self.num_workers == 0
+
+    @property
+    def min_workers(self) -> int:
+        return self.num_workers if isinstance(self.num_workers, int) else self.num_workers[0]
+
+    @property
+    def bundle(self) -> dict[str, float]:
+        """Resources of one worker, as Ray Train will ask for them."""
+        bundle = dict(self.resources_per_worker)
+        if self.use_gpu:
+            bundle.setdefault("GPU", 1.0)
+        if not bundle.get("GPU"):
+            bundle.setdefault("CPU", 1.0)
+        return bundle
+
+    @property
+    def run_path(self) -> str:
+        return self.storage_path.rstrip("/") + "/" + self.name
+
+    def check(self) -> RunSpec:
+        """Check and complete the spec.
+
+        Returns
+        -------
+        RunSpec
+            Itself, with name and absolute storage path filled in.
+
+        Raises
+        ------
+        OptionError
+            An option has a value that can't be used.
+        StorageError
+            The storage can't be written, or the name belongs to a finished run.
+        """
+        self._check_workers()
+        self._check_choices()
+        self._check_config()
+        self.storage_path = absolute_storage(self.storage_path or default_storage())
+        if not self.name:
+            self.name = time.strftime("train-%Y%m%d-%H%M%S")
+        if not re.fullmatch(r"[\w.-][\w. -]*", self.name) or self.name.strip(".") == "":
+            raise OptionError(
+                f"the name {self.name!r} can't be a directory's name",
+                hint="use letters, digits, '-', '_' and '.'",
+            )
+        check_storage(self.storage_path, self.name)
+        return self
+
+    def _check_workers(self) -> None:
+        n = self.num_workers
+        if isinstance(n, bool) or not isinstance(n, (int, tuple)):
+            raise OptionError(f"num_workers must be a number or (min, max), not {n!r}")
+        if isinstance(n, tuple):
+            if len(n) != 2 or not all(isinstance(k, int) for k in n) or not 1 <= n[0] <= n[1]:
+                raise OptionError(
+                    f"an elastic group needs 1 <= min <= max, not {n!r}", hint="for example -n 1:4"
+                )
+        elif n < 0:
+            raise OptionError(f"num_workers must not be negative: {n}")
+        for name, amount in self.resources_per_worker.items():
+            if not isinstance(amount, (int, float)) or not amount >= 0:
+                raise OptionError(f"resource {name!r} must be a number of at least 0: {amount!r}")
+        if self.use_gpu is False and self.resources_per_worker.get("GPU"):
+            raise OptionError(
+                "--no-gpu and a GPU in the resources contradict each other",
+                hint="leave out one of them",
+            )
+
+    def _check_choices(self) -> None:
+        _choice("placement strategy", self.placement_strategy, PLACEMENT_STRATEGIES)
+        if self.backend is not None:
+            _choice("backend", self.backend, BACKENDS)
+        if self.best is not None:
+            metric, mode = self.best
+            _choice("mode of --best", mode, ("min", "max"))
+            if not metric:
+                raise OptionError("--best needs a metric", hint="for example --best accuracy:max")
+        if self.max_failures < -1:
+            raise OptionError(f"max_failures must be -1 (no limit), 0 or more: {self.max_failures}")
+        if self.num_to_keep is not None and self.num_to_keep < 1:
+            raise OptionError(f"num_to_keep must be at least 1: {self.num_to_keep}")
+        if self.timeout_s is not None and self.timeout_s < 1:
+            raise OptionError(f"timeout_s must be at least 1 second: {self.timeout_s}")
+        for key in self.env:
+            if not re.fullmatch(r"[A-Za-z_]\w*", key):
+                raise OptionError(f"{key!r} is no name of an environment variable")
+        for name, dataset in self.datasets.items():
+            if not hasattr(dataset, "iterator") and not callable(dataset):
+                raise OptionError(
+                    f"dataset {name!r} is a {type(dataset).__name__}, not a ray.data.Dataset",
+                    hint="make one, for example with ray.data.from_torch(...)",
+                )
+
+    def _check_config(self) -> None:
+        if self.config is None:
+            return
+        if not isinstance(self.config, dict):
+            raise OptionError(
+                f"config must be a dict, not {type(self.config).__name__}",
+                hint='for example config = {"lr": 1e-3, "batch_size": 128}',
+            )
+        from ray import cloudpickle
+
+        bad = []
+        for key, value in self.config.items():
+            try:
+                cloudpickle.dumps(value)
+            except Exception as error:
+                bad.append(f"  config[{key!r}] ({type(value).__name__}): {error}")
+        if bad:
+            raise OptionError(
+                "config can't be sent to the workers",
+                detail="\n".join(bad),
+                hint="create these inside the cell",
+            )
+
+    def summary(self) -> dict[str, Any]:
+        """The spec as JSON for the record; environment values are masked, they may be secrets."""
+        n = self.num_workers
+        return {
+            "name": self.name,
+            "num_workers": n if isinstance(n, int) else f"{n[0]}:{n[1]}",
+            "use_gpu": self.use_gpu,
+            "resources_per_worker": self.bundle if not self.local else {},
+            "placement_strategy": self.placement_strategy,
+            "accelerator_type": self.accelerator_type,
+            "config": None if self.config is None else json_safe(self.config),
+            "storage_path": self.storage_path,
+            "max_failures": self.max_failures,
+            "num_to_keep": self.num_to_keep,
+            "best": None if self.best is None else ":".join(self.best),
+            "datasets": sorted(self.datasets),
+            "backend": self.backend,
+            "timeout_s": self.timeout_s,
+            "env": dict.fromkeys(self.env, "•••"),
+        }
+
+
+def json_safe(value: Any, depth: int = 4) -> Any:
+    """A value as JSON can hold it; what it can't becomes its short text."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if json.dumps(value) not in ("NaN", "Infinity", "-Infinity") else str(value)
+    if depth and isinstance(value, Mapping):
+        return {str(k): json_safe(v, depth - 1) for k, v in value.items()}
+    if depth and isinstance(value, (list, tuple)):
+        return [json_safe(v, depth - 1) for v in value]
+    text = str(value)
+    return text if len(text) <= 200 else text[:199] + "…"
+
+
+def _choice(what: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        near = difflib.get_close_matches(
+            str(value).upper(), allowed, 1
+        ) or difflib.get_close_matches(str(value).lower(), allowed, 1)
+        hint = f"did you mean {near[0]}?" if near else ""
+        raise OptionError(f"{what} must be one of {', '.join(allowed)}, not {value!r}", hint=hint)
+
+
+def default_storage() -> str:
+    """Ray's own default directory for results."""
+    return os.environ.get("RAY_AIR_LOCAL_CACHE_DIR") or "~/ray_results"
+
+
+def absolute_storage(path: str | os.PathLike[str]) -> str:
+    """A local path made absolute with ``~`` expanded; a URI as it is."""
+    text = os.fspath(path)
+    if "://" in text:
+        return text
+    return str(Path(text).expanduser().absolute())
+
+
+def filesystem_of(path: str) -> tuple[pafs.FileSystem, str]:
+    """pyarrow's filesystem for an absolute path or URI, and the path on it.
+
+    Raises
+    ------
+    StorageError
+        When the scheme is unknown or its filesystem can't be opened.
+    """
+    try:
+        if "://" in path:
+            filesystem, inner = pafs.FileSystem.from_uri(path)
+            return filesystem, inner
+        return pafs.LocalFileSystem(), path
+    except Exception as error:
+        scheme = urlsplit(path).scheme
+        raise StorageError(
+            f"the storage path {path!r} can't be opened: {error}",
+            hint=f"check the {scheme}:// address and its credentials, or use a local path",
+        ) from error
+
+
+def check_storage(storage_path: str, name: str) -> None:
+    """Check that a run called ``name`` may be written under ``storage_path``.
+
+    Raises
+    ------
+    StorageError
+        When it can't be written, or a finished run has the name.
+    """
+    filesystem, root = filesystem_of(storage_path)
+    marker = f"{root}/.raynb-write-test"
+    try:
+        filesystem.create_dir(root, recursive=True)
+        with filesystem.open_output_stream(marker):
+            pass
+        filesystem.delete_file(marker)
+    except Exception as error:
+        raise StorageError(
+            f"the storage path {storage_path} can't be written: {error}",
+            hint="choose another with --storage-path (or storage_path=…)",
+        ) from error
+    record = read_record(filesystem, f"{root}/{name}")
+    if record is not None and record.get("state") == "finished":
+        raise StorageError(
+            f"a finished run is already called {name!r} in {storage_path}",
+            hint=f"choose another --name, such as {_free_name(filesystem, root, name)}, or leave "
+            "it out for one made from the time",
+        )
+
+
+def _free_name(filesystem: pafs.FileSystem, root: str, name: str) -> str:
+    stem, _, number = name.rpartition("-")
+    stem, start = (stem, int(number) + 1) if stem and number.isdigit() else (name, 2)
+    for k in range(start, start + 1000):
+        candidate = f"{stem}-{k}"
+        info = filesystem.get_file_info(f"{root}/{candidate}")
+        if info.type == pafs.FileType.NotFound:
+            return candidate
+    return f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def read_record(filesystem: pafs.FileSystem, run_dir: str) -> dict[str, Any] | None:
+    """A run's ``raynb/record.json``, or None where there is none that can be read."""
+    try:
+        with filesystem.open_input_stream(f"{run_dir}/{RAYNB_DIR}/record.json") as stream:
+            record = json.loads(stream.read())
+    except (OSError, ValueError):
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def write_record(filesystem: pafs.FileSystem, run_dir: str, record: Mapping[str, Any]) -> None:
+    """Write a run's ``raynb/record.json``, whole or not at all."""
+    directory = f"{run_dir}/{RAYNB_DIR}"
+    filesystem.create_dir(directory, recursive=True)
+    path = f"{directory}/record.json"
+    with filesystem.open_output_stream(path + ".tmp") as stream:
+        stream.write(json.dumps(record, indent=1).encode())
+    filesystem.move(path + ".tmp", path)

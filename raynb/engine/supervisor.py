@@ -1,0 +1,279 @@
+"""The supervisor: the Ray actor that hosts ``trainer.fit()`` and collects a run's telemetry."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import ray
+
+from raynb.engine.collector import TERMINAL, Collector, RunFacts
+
+#: Ray namespace of the supervisors' names.
+NAMESPACE = "raynb"
+#: Ray Train settings that a run gets unless the user set them: reports are picked up at once
+#: instead of every 2 s, and print() goes to the rank's own log instead of through Ray's logger.
+RAY_DEFAULTS = {
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
+    "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
+}
+#: Seconds that workers get to send what they have before they are killed.
+DRAIN_S = 0.3
+#: Seconds after which a supervisor that nobody asks any more leaves.
+LINGER_S = 600.0
+
+
+@dataclass
+class Outcome:
+    """How a run ended.
+
+    Attributes
+    ----------
+    state : str
+        ``finished``, ``failed`` or ``stopped``.
+    result : ray.train.Result or None
+        Ray's, when ``fit()`` returned one.
+    error : BaseException or None
+        What ``fit()`` raised.
+    failure : dict or None
+        The first rank's failure, as its worker told it.
+    secondary : int
+        Ranks that failed after it.
+    """
+
+    state: str
+    result: Any
+    error: BaseException | None
+    failure: dict[str, Any] | None
+    secondary: int
+
+
+@ray.remote(num_cpus=0, max_restarts=0, concurrency_groups={"ingest": 1, "watch": 8, "control": 4})
+class Supervisor:
+    """Hosts one run. Workers call ``hello`` and ``ingest``, watchers ``poll``, kernels ``stop``."""
+
+    def __init__(self, facts: RunFacts, env: Mapping[str, str]) -> None:
+        # Ray Train reads these where fit() is called, which is here and not in the kernel.
+        os.environ.update(env)
+        for name, value in RAY_DEFAULTS.items():
+            os.environ.setdefault(name, value)
+        self._collector = Collector(facts)
+        self._facts = facts
+        self._controller: Any = None
+        self._has_controller = threading.Event()
+        self._stopping = threading.Event()
+        self._ended = threading.Event()
+        self._outcome: Outcome | None = None
+        self._asked = time.monotonic()
+        self._collector.set_state("starting_workers", "starting Ray Train")
+
+    # -- the kernel ------------------------------------------------------------------------------
+
+    @ray.method(concurrency_group="control")
+    def start(self, make_trainer: Callable[[], Any]) -> None:
+        """Start ``fit()`` of the trainer that ``make_trainer`` makes; returns at once."""
+        threading.Thread(
+            target=self._fit, args=(make_trainer,), name="raynb-fit", daemon=True
+        ).start()
+        threading.Thread(target=self._watch, name="raynb-watch", daemon=True).start()
+
+    @ray.method(concurrency_group="control")
+    def adopt(self, values: dict[str, Any]) -> list[Any]:
+        """Put large captures into the object store with this actor, not the kernel, as owner.
+
+        Returns
+        -------
+        list of one ObjectRef
+            In a list, because Ray would resolve a bare one.
+        """
+        return [ray.put(values)]
+
+    @ray.method(concurrency_group="watch")
+    def poll(self, watcher: str, timeout: float) -> tuple[dict[str, Any], list[Any]]:
+        self._asked = time.monotonic()
+        update = self._collector.poll(watcher, timeout)
+        return update.content, update.buffers
+
+    @ray.method(concurrency_group="control")
+    def stop(self) -> None:
+        """Begin to stop; returns at once, the state tells when it is done."""
+        if self._stopping.is_set() or self._ended.is_set():
+            return
+        self._stopping.set()
+        self._collector.set_state("stopping", "ending the workers")
+        threading.Thread(target=self._abort, name="raynb-abort", daemon=True).start()
+
+    @ray.method(concurrency_group="control")
+    def outcome(self, timeout: float = 60.0) -> Outcome | None:
+        """How the run ended; None when it has not within ``timeout`` seconds."""
+        self._ended.wait(timeout)
+        return self._outcome
+
+    @ray.method(concurrency_group="control")
+    def history(self) -> Any:
+        """The history so far, a pyarrow Table."""
+        return self._collector.history_table()
+
+    @ray.method(concurrency_group="control")
+    def shutdown(self) -> None:
+        self._collector.close()
+        ray.actor.exit_actor()
+
+    # -- workers and controller ------------------------------------------------------------------
+
+    @ray.method(concurrency_group="control")
+    def hello(self, who: Mapping[str, Any]) -> int:
+        attempt = self._collector.hello(who)
+        if all(row["status"] != "starting" for row in self._collector.workers().values()):
+            self._collector.set_state("training")
+        return attempt
+
+    @ray.method(concurrency_group="ingest")
+    def ingest(self, batch: Any) -> None:
+        self._collector.ingest(batch)
+
+    @ray.method(concurrency_group="control")
+    def controller_ready(self, handle: Any) -> None:
+        self._controller = handle
+        self._has_controller.set()
+
+    @ray.method(concurrency_group="control")
+    def controller_event(self, kind: str, payload: Mapping[str, Any]) -> None:
+        if self._stopping.is_set():
+            return
+        if kind == "group_starting":
+            self._collector.group_starting(payload["num_workers"])
+            self._tell_waiting(payload["num_workers"])
+        elif kind == "group_started":
+            self._collector.set_state("starting_workers", "importing and joining the process group")
+        elif kind == "state":
+            state, error = payload["state"], payload["error"]
+            if state in ("restarting", "rescheduling"):
+                self._collector.set_state("restarting", error or "")
+            elif state == "shutting_down":
+                self._collector.set_state("finishing")
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _fit(self, make_trainer: Callable[[], Any]) -> None:
+        result: Any = None
+        error: BaseException | None = None
+        try:
+            trainer = make_trainer()
+            if not self._stopping.is_set():
+                result = trainer.fit()
+        except BaseException as raised:
+            error = raised
+        self._end(result, error)
+
+    def _end(self, result: Any, error: BaseException | None) -> None:
+        failure = self._collector.first_failure()
+        if error is None and result is not None:
+            state, message, shown = "finished", "", None
+        elif error is None or self._stopping.is_set():
+            state, message, shown = "stopped", "stopped on request", None
+            self._check_gone()
+        else:
+            state = "failed"
+            shown = shown_error(failure, error)
+            message = shown["title"]
+        self._collector.history.flush()
+        self._collector.set_state(state, message, error=shown)
+        self._collector.write_record()
+        last = max((f["attempt"] for f in self._collector.failures), default=0)
+        ranks = {f["rank"] for f in self._collector.failures if f["attempt"] == last}
+        self._outcome = Outcome(state, result, error, failure, max(0, len(ranks) - 1))
+        self._ended.set()
+
+    def _abort(self) -> None:
+        time.sleep(DRAIN_S)
+        # A stop may come before the controller is there: nothing could take it down then.
+        while not self._has_controller.wait(0.1):
+            if self._ended.is_set():
+                return
+        with contextlib.suppress(Exception):
+            self._controller.abort.remote()
+        if not self._ended.wait(8):
+            self._collector.event("the controller does not answer: killing it", "warn")
+            with contextlib.suppress(Exception):
+                ray.kill(self._controller)
+
+    def _check_gone(self) -> None:
+        """Wait until no worker process of this node is left, and say so when one is."""
+        here = ray.util.get_node_ip_address()
+        mine = [
+            (rank, pid)
+            for rank, row in self._collector.workers().items()
+            if row["ip"] == here and (pid := row["pid"])
+        ]
+        end = time.monotonic() + 5
+        while mine and time.monotonic() < end:
+            mine = [(rank, pid) for rank, pid in mine if _runs(pid)]
+            time.sleep(0.05)
+        for rank, pid in mine:
+            self._collector.event(f"rank {rank}'s process {pid} is still there", "error")
+
+    def _tell_waiting(self, num_workers: int) -> None:
+        need = {k: v * num_workers for k, v in self._facts.bundle.items()}
+        free = ray.available_resources()
+        short = {k: v for k, v in need.items() if free.get(k, 0) < v}
+        if short:
+            self._collector.set_state(
+                "waiting",
+                "needs "
+                + ", ".join(f"{v:g} {k}" for k, v in need.items())
+                + "; free: "
+                + ", ".join(f"{free.get(k, 0):g} {k}" for k in need),
+            )
+        else:
+            self._collector.set_state("starting_workers", f"starting {num_workers} workers")
+
+    def _watch(self) -> None:
+        """Leave when the run has ended and nobody has asked for a long time."""
+        while True:
+            time.sleep(5)
+            if self._ended.is_set() and time.monotonic() - self._asked > LINGER_S:
+                self._collector.close()
+                os._exit(0)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def shown_error(failure: Mapping[str, Any] | None, error: BaseException) -> dict[str, Any]:
+    """The run's ``error`` for the panel: title, rank, text and the cell's line."""
+    if failure is None:
+        text = str(error)
+        last = text.strip().splitlines()[-1] if text.strip() else ""
+        ranks = sorted(getattr(error, "worker_failures", {}) or {})
+        return {
+            "title": f"{type(error).__name__}: {last}"[:500],
+            "rank": ranks[0] if ranks else None,
+            "text": text[-8_000:],
+            "line": None,
+        }
+    cell = failure.get("cell")
+    return {
+        "title": f"{failure['type']}: {failure['message']}"[:500],
+        "rank": failure["rank"],
+        "text": failure["traceback"][-8_000:],
+        "line": f"{cell['label']}, line {cell['line']}: {cell['text'].strip()}" if cell else None,
+    }
+
+
+def supervisor_name(run_name: str) -> str:
+    """The actor name under which a run's supervisor is found in :data:`NAMESPACE`."""
+    return f"run:{run_name}"
+
+
+__all__ = ["NAMESPACE", "TERMINAL", "Outcome", "Supervisor", "supervisor_name"]

@@ -1,0 +1,127 @@
+"""From a spec to a TorchTrainer, and from a user's trainer to one that tells what it does."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from raynb.engine.spec import RunSpec
+from raynb.worker.program import CellProgram, load_values, run_program
+from raynb.worker.runtime import Link, TrainEntry
+
+
+@dataclass
+class CellFunction:
+    """The cell as a train function that ships.
+
+    Attributes
+    ----------
+    program : CellProgram
+    payload : bytes
+        The captured values that travel with it.
+    large : ObjectRef or None
+        A dict of the captured values that wait in the object store.
+    """
+
+    program: CellProgram
+    payload: bytes
+    large: Any = None
+
+    def __call__(self, config: dict[str, Any]) -> Any:
+        import ray
+
+        # Arrays come from the node's shared memory: one copy a node, not one a rank.
+        large = ray.get(self.large) if self.large is not None else {}
+        return run_program(self.program, {**load_values(self.payload), **large}, config)
+
+
+@dataclass
+class TrainerMaker:
+    """Makes the run's TorchTrainer where ``fit()`` is called, which spares the kernel torch.
+
+    Attributes
+    ----------
+    spec : RunSpec
+        Checked, with ``use_gpu`` decided.
+    fn : callable
+        The train function.
+    program : CellProgram or None
+        The cell it came from.
+    link : Link
+    """
+
+    spec: RunSpec
+    fn: Callable[..., Any]
+    program: CellProgram | None
+    link: Link
+
+    def __call__(self) -> Any:
+        import ray.train
+        from ray.train.torch import TorchConfig, TorchTrainer
+
+        spec = self.spec
+        torch_config = TorchConfig(backend=spec.backend)
+        if spec.timeout_s is not None:
+            torch_config.timeout_s = spec.timeout_s
+        checkpoints: dict[str, Any] = {"num_to_keep": spec.num_to_keep}
+        if spec.best is not None:
+            metric, mode = spec.best
+            checkpoints |= {"checkpoint_score_attribute": metric, "checkpoint_score_order": mode}
+        run_config: dict[str, Any] = {
+            "name": spec.name,
+            "storage_path": spec.storage_path,
+            "failure_config": ray.train.FailureConfig(max_failures=spec.max_failures),
+            "checkpoint_config": ray.train.CheckpointConfig(**checkpoints),
+        }
+        if spec.env:
+            run_config["worker_runtime_env"] = {"env_vars": dict(spec.env)}
+        scaling: dict[str, Any] = {
+            "num_workers": spec.num_workers,
+            "use_gpu": bool(spec.use_gpu),
+            "placement_strategy": spec.placement_strategy,
+        }
+        if spec.resources_per_worker:
+            scaling["resources_per_worker"] = spec.bundle
+        if spec.accelerator_type:
+            scaling["accelerator_type"] = spec.accelerator_type
+        trainer = TorchTrainer(
+            self.fn,
+            train_loop_config=dict(spec.config or {}),
+            torch_config=torch_config,
+            scaling_config=ray.train.ScalingConfig(**scaling),
+            run_config=ray.train.RunConfig(**run_config),
+            datasets=spec.datasets or None,
+        )
+        return watched(trainer, self.link, self.program)
+
+
+@dataclass
+class GivenTrainer:
+    """A trainer that the user built, watched."""
+
+    trainer: Any
+    link: Link
+
+    def __call__(self) -> Any:
+        return watched(self.trainer, self.link, None)
+
+
+def watched(trainer: Any, link: Link, program: CellProgram | None) -> Any:
+    """A copy of ``trainer`` whose workers and controller tell the supervisor what they do."""
+    trainer = copy.copy(trainer)
+    fn = trainer.train_loop_per_worker
+    trainer.train_loop_per_worker = TrainEntry(
+        link, fn, program, getattr(fn, "__name__", "train_func")
+    )
+    # Ray hands a config only to a function that takes one; the entry always takes it.
+    trainer.train_loop_config = trainer.train_loop_config or {}
+    if not link.local:
+        from raynb._ray.controller import SupervisorCallback
+
+        run_config = copy.copy(trainer.run_config)
+        callbacks: Sequence[Any] = run_config.callbacks or []
+        run_config.callbacks = [*callbacks, SupervisorCallback(link.supervisor)]
+        trainer.run_config = run_config
+    return trainer

@@ -1,0 +1,133 @@
+/** The run at a glance: name, state, time, size, storage, and Stop. */
+import type { Context, View } from "../context";
+import { h, setAttr, setText, setTitle, show } from "../dom";
+import { formatCount, formatDuration, formatValue, UNKNOWN } from "../format";
+import { icon, type IconName } from "../icons";
+import type { PanelState } from "../model";
+import type { Run, RunState } from "../wire";
+
+type Tone = "busy" | "good" | "bad" | "idle";
+
+const STATES: Record<RunState, { words: string; icon: IconName; tone: Tone }> = {
+  preflight: { words: "Checking", icon: "search", tone: "busy" },
+  starting_ray: { words: "Starting Ray", icon: "power", tone: "busy" },
+  waiting: { words: "Waiting for resources", icon: "clock", tone: "busy" },
+  starting_workers: { words: "Starting workers", icon: "people", tone: "busy" },
+  training: { words: "Training", icon: "play", tone: "good" },
+  finishing: { words: "Finishing", icon: "flag", tone: "busy" },
+  finished: { words: "Finished", icon: "check", tone: "good" },
+  failed: { words: "Failed", icon: "cross", tone: "bad" },
+  stopping: { words: "Stopping", icon: "stop", tone: "busy" },
+  stopped: { words: "Stopped", icon: "stop", tone: "idle" },
+  restarting: { words: "Restarting", icon: "again", tone: "busy" },
+  unknown: { words: "Unknown state", icon: "question", tone: "idle" },
+};
+
+export function mount(root: HTMLElement, ctx: Context): View {
+  const name = h("span", { class: "rn-name" });
+  const badge = h("span", { class: "rn-badge" });
+  const message = h("span", { class: "rn-message" });
+  const status = h(
+    "div",
+    { class: "rn-status", attrs: { role: "status", "aria-live": "polite" } },
+    badge,
+    message,
+  );
+  const stop = h("button", { class: "rn-stop", attrs: { type: "button" } });
+  const stopNote = h("span", { class: "rn-stop-note", attrs: { role: "status" } });
+  const [elapsed, elapsedField] = field("elapsed");
+  const [size, sizeField] = field("workers");
+  const [restarts, restartsField] = field("restarts");
+  const [best, bestField] = field("best");
+  const [storage, storageField] = field("storage");
+  storageField.classList.add("rn-storage");
+  const dropped = h("span", { class: "rn-dropped" });
+  root.append(
+    h("div", { class: "rn-title" }, name, status, stopNote, stop),
+    h(
+      "div",
+      { class: "rn-meta" },
+      elapsedField,
+      sizeField,
+      restartsField,
+      bestField,
+      dropped,
+      storageField,
+    ),
+  );
+  stop.addEventListener("click", () => ctx.stop.request());
+
+  let shownState: RunState | null = null;
+
+  function update(state: PanelState): void {
+    const run = state.run;
+    show(root, run !== null);
+    if (run === null) return;
+    setText(name, run.name);
+    setTitle(name, run.name);
+    if (run.state !== shownState) {
+      shownState = run.state;
+      const { words, icon: iconName, tone } = STATES[run.state];
+      badge.className = `rn-badge rn-tone-${tone}`;
+      badge.replaceChildren(icon(iconName), words);
+    }
+    setText(message, run.message);
+    setTitle(message, run.message);
+    setText(elapsed, formatDuration(elapsedOf(run, state.now())));
+    setText(size, formatCount(run.world_size));
+    show(restartsField, run.attempt > 0);
+    // Attempts count from 0: the second attempt is the first restart.
+    setText(restarts, formatCount(run.attempt));
+    show(bestField, run.best !== null);
+    setText(best, run.best === null ? "" : bestText(run.best));
+    setText(storage, run.storage ?? UNKNOWN);
+    setTitle(storage, run.storage ?? "");
+    const lost = droppedText(run);
+    show(dropped, lost !== "");
+    setText(dropped, lost);
+    updateStop(run);
+  }
+
+  function updateStop(run: Run): void {
+    const { phase, note, enabled } = ctx.stop;
+    const over = ["finished", "failed", "stopped"].includes(run.state);
+    show(stop, !over);
+    const words = phase === "idle" ? "Stop" : "stopping…";
+    if (stop.textContent !== words) stop.replaceChildren(icon("stop"), words);
+    if (stop.disabled === enabled) stop.disabled = !enabled;
+    setAttr(stop, "aria-label", phase === "idle" ? `Stop the run ${run.name}` : "stopping");
+    setText(stopNote, over ? "" : note);
+    show(stopNote, !over && note !== "");
+  }
+
+  return { update };
+}
+
+function field(label: string): [HTMLElement, HTMLElement] {
+  const value = h("span", { class: "rn-value" });
+  return [value, h("span", { class: "rn-field" }, h("span", { class: "rn-key", text: label }), value)];
+}
+
+function elapsedOf(run: Run, now: number): number | null {
+  if (run.started === null) return null;
+  return (run.ended ?? now) - run.started;
+}
+
+function bestText({ metric, value, step, rank }: NonNullable<Run["best"]>): string {
+  const where = [
+    step === null ? "" : ` at step ${formatCount(step)}`,
+    rank === null ? "" : `, rank ${rank}`,
+  ].join("");
+  return `${metric} ${formatValue(value)}${where}`;
+}
+
+function droppedText({ dropped }: Run): string {
+  const parts = [
+    [dropped.metrics, "metric records"],
+    [dropped.samples, "samples"],
+    [dropped.logs, "log lines"],
+  ] as const;
+  const lost = parts.filter(([count]) => count > 0);
+  if (lost.length === 0) return "";
+  return `dropped: ${lost.map(([count, what]) => `${formatCount(count)} ${what}`).join(", ")}`;
+}

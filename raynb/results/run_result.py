@@ -1,0 +1,399 @@
+"""RunResult: Ray's Result with the run's full history, its record and a rich display."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import posixpath
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.fs as pafs
+from ray.train import Result
+
+from raynb.engine.collector import TERMINAL
+from raynb.errors import OptionError, TrainingError
+from raynb.results.curves import (
+    NanRows,
+    curves_of,
+    default_metric,
+    frame_with_nans,
+    last_texts,
+    metric_names,
+)
+from raynb.results.page import Page, duration_of, parse_best, state_of, workers_of
+from raynb.results.static import bundle
+from raynb.results.text import clean_line, format_value, mapping, number, plural
+from raynb.telemetry.units import human_seconds
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+#: What a saved PyTorch state is usually called.
+_TORCH_SUFFIXES = (".pt", ".pth", ".bin")
+_MAX_FILES_NAMED = 5
+
+
+def _no_history() -> pd.DataFrame:
+    return frame_with_nans(_EMPTY)[0]
+
+
+_EMPTY = pa.table(
+    {
+        "rank": pa.array([], pa.int32()),
+        "attempt": pa.array([], pa.int32()),
+        "step": pa.array([], pa.float64()),
+        "time": pa.array([], pa.float64()),
+    }
+)
+
+
+@dataclass(repr=False)
+class RunResult(Result):
+    """What is left of a run: Ray's own result and all that raynb recorded.
+
+    Ray's fields (``metrics``, ``checkpoint``, ``error``, ``path``, ``metrics_dataframe``,
+    ``best_checkpoints``, ``return_value``) mean what Ray's documentation says. Build one with
+    :meth:`of`.
+
+    Attributes
+    ----------
+    name : str
+        The run's name.
+    history : DataFrame
+        Every record of every rank: columns ``rank``, ``attempt``, ``step``, ``time`` (UNIX
+        seconds), then one a metric; NaN where a record does not have it.
+    record : dict
+        The content of the run's ``raynb/record.json``.
+    """
+
+    name: str = ""
+    history: pd.DataFrame = field(default_factory=_no_history)
+    record: dict[str, Any] = field(default_factory=dict)
+    #: Where the history's NaN was logged; without it a diverged loss would look absent.
+    _nan_rows: NanRows = field(default_factory=dict)
+    _note: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        ray_result: Result | None,
+        *,
+        record: dict[str, Any],
+        history: pd.DataFrame | pa.Table,
+        error: BaseException | None = None,
+        filesystem: pafs.FileSystem | None = None,
+        path: str = "",
+    ) -> RunResult:
+        """Join Ray's result and raynb's record.
+
+        Parameters
+        ----------
+        ray_result : ray.train.Result or None
+            What ``fit()`` returned. Without it (a failed or stopped run) what Ray left on storage
+            is read, so that the checkpoints up to then can be used.
+        record : dict
+            ``record.json``'s content.
+        history : pyarrow.Table or DataFrame
+            As ``read_history`` or ``to_frame`` return it. A table is better: it tells a NaN that
+            was logged from one that stands for "absent".
+        error : BaseException, optional
+            Why the run failed; made from the record for a failed run when not given.
+        filesystem : pyarrow.fs.FileSystem, optional
+            The storage's filesystem; the local one when not given.
+        path : str
+            The run's directory on that filesystem.
+        """
+        note = ""
+        fields: dict[str, Any] = {
+            "metrics": None,
+            "checkpoint": None,
+            "error": None,
+            "path": path,
+            "_storage_filesystem": filesystem,
+        }
+        if ray_result is None:
+            ray_result, note = _left_on_storage(path, filesystem)
+        if ray_result is not None:
+            fields |= {f.name: getattr(ray_result, f.name) for f in dataclasses.fields(ray_result)}
+        nan_rows: NanRows = {}
+        if isinstance(history, pa.Table):
+            history, nan_rows = frame_with_nans(history)
+        error = error or fields["error"]
+        if error is None and record.get("state") == "failed":
+            error = _error_of(record)
+        fields["error"] = error
+        return cls(
+            **fields,
+            name=str(record.get("name") or posixpath.basename(path.rstrip("/"))),
+            history=history,
+            record=record,
+            _nan_rows=nan_rows,
+            _note=note,
+        )
+
+    @property
+    def state(self) -> str:
+        """``finished``, ``failed`` or ``stopped``; ``running`` while nothing says how it ended."""
+        state = str(self.record.get("state"))
+        if state in TERMINAL:
+            return state
+        # A supervisor that died could not write how the run ended.
+        return "running" if self.error is None else "failed"
+
+    @property
+    def duration(self) -> float | None:
+        """Seconds from the run's start to its end; None when they aren't known."""
+        return duration_of(self.record)
+
+    @property
+    def num_workers(self) -> int | None:
+        """Workers of the run, the last group's where it was elastic; None when it got none."""
+        return workers_of(self.record)
+
+    # -- display ---------------------------------------------------------------------------------
+
+    def plot(
+        self,
+        metrics: str | Sequence[str] | None = None,
+        ranks: Iterable[int] | None = None,
+        x: str = "step",
+        ax: Axes | None = None,
+    ) -> Axes:
+        """Plot metrics over steps or time, one line a rank; earlier attempts are paler.
+
+        Parameters
+        ----------
+        metrics : str or sequence of str, optional
+            Columns of the history; by default the first one with "loss" in its name, else the
+            first one.
+        ranks : iterable of int, optional
+            All by default.
+        x : {"step", "time"}
+            ``time`` is seconds since the first record shown.
+        ax : matplotlib.axes.Axes, optional
+            Where to draw; a new figure's when not given.
+
+        Returns
+        -------
+        matplotlib.axes.Axes
+
+        Raises
+        ------
+        OptionError
+            When a metric, rank or ``x`` does not exist.
+        """
+        from raynb.results.chart import MAX_LINES, draw_lines
+
+        known = metric_names(self.history)
+        if metrics is None:
+            first = default_metric(known)
+            names = [] if first is None else [first]
+        else:
+            names = [metrics] if isinstance(metrics, str) else list(metrics)
+        missing = [name for name in names if name not in known]
+        if missing:
+            raise OptionError(
+                f"the history has no metric {', '.join(map(repr, missing))}",
+                hint=f"it has {', '.join(known)}" if known else "log some with raynb.log(...)",
+            )
+        if x not in ("step", "time"):
+            raise OptionError(f"x must be 'step' or 'time', not {x!r}")
+        wanted = None if ranks is None else set(ranks)
+        there = set(self.history["rank"]) if "rank" in self.history else set()
+        if wanted is not None and not wanted <= there:
+            raise OptionError(
+                f"the history has no rank {', '.join(map(str, sorted(wanted - there)))}",
+                hint=f"it has {', '.join(map(str, sorted(there)))}" if there else "",
+            )
+        curves = curves_of(self.history, self._nan_rows, metrics=names, ranks=wanted)
+        if ax is None:
+            import matplotlib.pyplot as plt
+
+            _, ax = plt.subplots(figsize=(7.2, 3.2), layout="constrained")
+        draw_lines(ax, curves, x=x, several=len(names) > 1)
+        ax.set_xlabel("step" if x == "step" else "seconds since the first record")
+        if len(names) == 1:
+            ax.set_ylabel(names[0], parse_math=False)
+        lines = len({(c.metric, c.rank) for c in curves})
+        if 1 < lines <= MAX_LINES:
+            for text in ax.legend(fontsize="small", frameon=False).get_texts():
+                text.set_parse_math(False)
+        return ax
+
+    def _page(self) -> Page:
+        best = parse_best(mapping(self.record.get("options")).get("best"))
+        checkpoints, unread = _checkpoint_rows(self.best_checkpoints or (), best)
+        notes = [self._note, self._why_no_metrics(), unread]
+        return Page(
+            self.record | {"name": self.name, "state": self.state} | self._error_in_record(),
+            curves=curves_of(self.history, self._nan_rows),
+            texts=last_texts(self.history),
+            checkpoints=checkpoints,
+            note="\n".join(note for note in notes if note),
+            path=str(self.path),
+        )
+
+    def _error_in_record(self) -> dict[str, Any]:
+        """The error for the page, also when the record was written before it came."""
+        if self.error is None or mapping(self.record.get("error")):
+            return {}
+        return {
+            "error": {
+                "title": f"{type(self.error).__name__}: {clean_line(self.error, 500)}",
+                "rank": getattr(self.error, "rank", None),
+                "text": "",
+                "line": None,
+            }
+        }
+
+    def _why_no_metrics(self) -> str:
+        if self.metrics is not None or not len(self.history):
+            return ""
+        return (
+            "metrics is None: Ray keeps metrics only with a checkpoint; "
+            f"all {plural(len(self.history), 'record')} are in .history"
+        )
+
+    def __repr__(self) -> str:
+        try:
+            return "\n".join(self._short())
+        except Exception as error:
+            return f"RunResult(its text can't be made: {type(error).__name__}: {error})"
+
+    def _short(self) -> list[str]:
+        _, word, _ = state_of(self.state)
+        facts = [f"RunResult {clean_line(self.name, 120)!r}", word.lower()]
+        if self.duration is not None:
+            facts[-1] += f" in {human_seconds(self.duration)}"
+        if self.num_workers is not None:
+            facts.append(plural(self.num_workers, "worker"))
+        lines = [" · ".join(facts)]
+        if self.error is not None:
+            lines.append(f"  error        {type(self.error).__name__}: {clean_line(self.error)}")
+        if self.metrics is not None:
+            shown = ", ".join(
+                f"{clean_line(k, 40)} {format_value(v)}"
+                for k, v in list(mapping(self.metrics).items())[:6]
+            )
+            lines.append(f"  metrics      {shown or 'empty'} (with the latest checkpoint)")
+        names = metric_names(self.history)
+        ranks = len(set(self.history["rank"]))
+        told = ", ".join(clean_line(name, 40) for name in names[:8])
+        lines.append(
+            f"  history      {plural(len(self.history), 'record')} of {plural(ranks, 'rank')}"
+            + (f": {told}{', …' if len(names) > 8 else ''}" if told else "")
+        )
+        kept = len(self.best_checkpoints or ())
+        if self.checkpoint is not None:
+            latest = posixpath.basename(str(self.checkpoint.path).rstrip("/"))
+            lines.append(f"  checkpoints  {kept} kept, the latest is {clean_line(latest, 80)}")
+        else:
+            lines.append("  checkpoints  none")
+        lines.append(f"  path         {clean_line(self.path, 500)}")
+        return lines
+
+    def _repr_mimebundle_(
+        self, include: object = None, exclude: object = None
+    ) -> dict[str, Any]:
+        try:
+            return bundle(self._page())
+        except Exception as error:
+            told = f"The full display can't be made: {type(error).__name__}: {error}"
+            return {"text/plain": f"{self!r}\n{told}"}
+
+
+def _left_on_storage(
+    path: str, filesystem: pafs.FileSystem | None
+) -> tuple[Result | None, str]:
+    """Ray's result of a run that did not finish, and a note when it can't be read."""
+    try:
+        return Result.from_path(path, storage_filesystem=filesystem), ""
+    except RuntimeError:
+        # Ray's answer where a run left no checkpoint: nothing to tell.
+        return None, ""
+    except Exception as error:
+        return None, (
+            "The checkpoints that this run left can't be read: "
+            f"{type(error).__name__}: {clean_line(error, 300)}"
+        )
+
+
+def _error_of(record: Mapping[str, Any]) -> TrainingError:
+    error = mapping(record.get("error"))
+    rank = number(error.get("rank"))
+    return TrainingError(
+        str(error.get("title") or record.get("message") or "the run failed"),
+        detail=str(error.get("text") or ""),
+        rank=None if rank is None else int(rank),
+    )
+
+
+def _checkpoint_rows(
+    checkpoints: Sequence[tuple[Any, Mapping[str, Any]]], best: tuple[str, str] | None
+) -> tuple[list[dict[str, Any]], str]:
+    """Rows for the page, and a note when a checkpoint can't be read."""
+    rows = []
+    unread = ""
+    for index, (checkpoint, metrics) in enumerate(checkpoints):
+        path = str(checkpoint.path).rstrip("/")
+        size: int | None = None
+        code = ""
+        try:
+            infos = _files(checkpoint.filesystem, path)
+        except Exception as error:
+            unread = unread or (
+                f"{clean_line(posixpath.basename(path), 80)} can't be read: "
+                f"{type(error).__name__}: {clean_line(error, 200)}"
+            )
+        else:
+            size = sum(info.size or 0 for info in infos)
+            names = sorted(info.path[len(path) :].lstrip("/") for info in infos)
+            code = _load_line(index, names)
+        rows.append(
+            {
+                "index": index,
+                "name": posixpath.basename(path),
+                "metrics": dict(metrics or {}),
+                "size": size,
+                "best": False,
+                "code": code,
+            }
+        )
+    if best is not None:
+        metric, mode = best
+        scored = [
+            (value, row)
+            for row in rows
+            if (value := number(mapping(row["metrics"]).get(metric))) is not None
+            and value == value  # NaN is no best
+        ]
+        if scored:
+            choose = max if mode == "max" else min
+            choose(scored, key=lambda pair: pair[0])[1]["best"] = True
+    return rows, unread
+
+
+def _files(filesystem: pafs.FileSystem, path: str) -> list[pafs.FileInfo]:
+    # A missing directory raises, so that it reads "n/a" and not "0 B".
+    infos = filesystem.get_file_info(pafs.FileSelector(path, recursive=True))
+    return [info for info in infos if info.type == pafs.FileType.File]
+
+
+def _load_line(index: int, names: Sequence[str]) -> str:
+    """Code that loads the checkpoint with torch, or the names of its files."""
+    saved = [n for n in names if n.lower().endswith(_TORCH_SUFFIXES)]
+    if not saved:
+        shown = ", ".join(names[:_MAX_FILES_NAMED]) or "none"
+        more = len(names) - _MAX_FILES_NAMED
+        return f"# files: {shown}" + (f" and {more:,} more" if more > 0 else "")
+    # The state of the model first, where there are others, such as the optimizer's.
+    name = min(saved, key=lambda n: ("model" not in n.lower(), n))
+    return (
+        f"with result.best_checkpoints[{index}][0].as_directory() as d: "
+        f"state = torch.load(os.path.join(d, {json.dumps(name)}), "
+        'map_location="cpu", weights_only=True)'
+    )

@@ -1,0 +1,441 @@
+"""The static page of a run, as self-contained HTML, as plain text and as a mime bundle."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from raynb.results.chart import chart_alt, chart_png
+from raynb.results.page import (
+    OPEN_WORKERS,
+    Page,
+    Table,
+    best_line,
+    capture_table,
+    capture_title,
+    checkpoint_lines,
+    data_line,
+    dropped_line,
+    error_box,
+    event_rows,
+    head_facts,
+    metric_table,
+    note_text,
+    option_rows,
+    state_of,
+    stored_at,
+    versions_line,
+    worker_table,
+)
+from raynb.results.text import clean_line, format_value, number, plural
+from raynb.telemetry.digest import Mirror
+from raynb.telemetry.units import human_seconds
+
+#: A page's HTML never gets longer, in bytes, the chart included.
+MAX_HTML = 200_000
+# Bytes of a section before its rows are cut: text grows by escaping, so the parts' bounds in
+# characters are not enough.
+_MAX_SECTION = 14_000
+_MAX_PRE = 30_000
+_MAX_CHART = 66_000
+
+# Only inline styles survive GitHub and nbconvert, and no colour may rely on the page's: the text
+# inherits its colour, lines and fills are see-through.
+_MUTED = "opacity:.72"
+_LINE = "1px solid rgba(128,128,128,.32)"
+_MONO = (
+    "font-family:var(--jp-code-font-family,ui-monospace,Menlo,Consolas,monospace);font-size:12px"
+)
+_BOX = (
+    "max-width:800px;box-sizing:border-box;padding:10px 14px 8px;border:1px solid "
+    "rgba(128,128,128,.32);border-radius:6px;text-align:left;overflow-wrap:anywhere;"
+    "font:13px/1.45 var(--jp-ui-font-family,system-ui,-apple-system,'Segoe UI',sans-serif);"
+    "font-variant-numeric:tabular-nums"
+)
+_TONES = {
+    "good": "46,160,90",
+    "bad": "214,60,48",
+    "busy": "200,140,20",
+    "idle": "128,128,128",
+}
+
+
+def render_html(page: Page, png: bytes | None = None) -> str:
+    """Render a page as one HTML fragment: inline styles only, everything escaped.
+
+    Parameters
+    ----------
+    page : Page
+    png : bytes, optional
+        The chart, embedded as a data URI.
+
+    Returns
+    -------
+    str
+        At most ``MAX_HTML`` bytes of UTF-8; what was cut is counted in the text.
+    """
+    sections = [
+        _head(page),
+        _error(page),
+        _chart(page, png),
+        _metrics(page),
+        _workers(page),
+        _checkpoints(page),
+        _options(page),
+        _folded(capture_title(page), _table(capture_table(page))),
+        _events(page),
+        _foot(page),
+    ]
+    html = _wrap(sections)
+    if len(html.encode()) > MAX_HTML:
+        # The sections' own bounds keep below it with room to spare for any chart of ours.
+        html = _wrap([*sections[:2], _p("The rest of this page is too large and left out."),
+                      sections[-1]])  # fmt: skip
+    return html
+
+
+def _wrap(sections: Iterable[str]) -> str:
+    return f'<div style="{_BOX}">{"".join(sections)}</div>'
+
+
+def _p(text: str, style: str = "") -> str:
+    """One paragraph of untrusted text; nothing for an empty one."""
+    if not text:
+        return ""
+    return f'<p style="margin:4px 0;{style}">{escape(text).replace(chr(10), "<br>")}</p>'
+
+
+def _pill(state: object) -> str:
+    icon, word, tone = state_of(state)
+    rgb = _TONES[tone]
+    return (
+        f'<span style="display:inline-block;padding:0 8px;border-radius:10px;font-weight:600;'
+        f'background:rgba({rgb},.18);border:1px solid rgba({rgb},.65)">'
+        f'<span aria-hidden="true">{icon}</span> {escape(word)}</span>'
+    )
+
+
+def _head(page: Page) -> str:
+    name = clean_line(page.record.get("name") or "run", 120)
+    best = best_line(page)
+    head = (
+        f'<div style="margin:0 0 2px">{_pill(page.record.get("state"))} '
+        f'<b style="font-size:15px;margin-left:4px">{escape(name)}</b></div>'
+    )
+    facts = " · ".join(head_facts(page))
+    return (
+        head
+        + _p(facts, _MUTED)
+        + (f'<p style="margin:4px 0">best {escape(best)}</p>' if best else "")
+        + _p(note_text(page))
+        + _p(dropped_line(page), "font-weight:600")
+    )
+
+
+def _error(page: Page) -> str:
+    error = error_box(page)
+    if error is None:
+        return ""
+    place = (
+        f'<pre style="{_PRE_STYLE};{_MONO};font-weight:600">{escape(error.place)}</pre>'
+        if error.place
+        else ""
+    )
+    text = (
+        f'<details style="margin:4px 0 0"><summary style="cursor:pointer">traceback</summary>'
+        f'<pre style="{_PRE_STYLE};{_MONO};max-height:360px;overflow:auto">'
+        f"{_escaped(error.text, _MAX_PRE)}</pre></details>"
+        if error.text
+        else ""
+    )
+    rgb = _TONES["bad"]
+    return (
+        f'<div style="margin:8px 0;padding:6px 10px;border-left:3px solid rgba({rgb},.9);'
+        f'background:rgba({rgb},.09)"><b>{escape(error.title)}</b>{place}{text}</div>'
+    )
+
+
+_PRE_STYLE = (
+    "margin:4px 0 0;padding:0;background:transparent;color:inherit;border:0;"
+    "white-space:pre-wrap;overflow-wrap:anywhere;line-height:1.4"
+)
+
+
+def _escaped(text: str, limit: int) -> str:
+    """Escaped text of at most ``limit`` bytes; its beginning is cut where it is more."""
+    html = escape(text)
+    size = len(html.encode())
+    if size <= limit:
+        return html
+    # Bytes a character on average tell how much to keep; the worst case shortens once more.
+    kept = text[-max(1, int(len(text) * limit / size * 0.95)) :]
+    while len(escape(kept).encode()) > limit:
+        kept = kept[len(kept) // 4 + 1 :]
+    return f"… {len(text) - len(kept):,} characters cut …\n{escape(kept)}"
+
+
+def _chart(page: Page, png: bytes | None) -> str:
+    metric = page.metric
+    if png is None or metric is None:
+        return ""
+    data = base64.b64encode(png).decode()
+    if len(data) > _MAX_CHART * 4 // 3:
+        return _p("The chart is too large for this page.", _MUTED)
+    alt = escape(chart_alt(page.curves, metric))
+    return (
+        f'<img alt="{alt}" src="data:image/png;base64,{data}" width="720" '
+        'style="display:block;max-width:100%;height:auto;margin:8px 0;background:#fff;'
+        'border-radius:4px">'
+    )
+
+
+_CELL = "padding:2px 10px 2px 0;background:transparent;color:inherit;vertical-align:top;border:0"
+
+
+def _row(cells: Sequence[str], table: Table, tag: str) -> str:
+    parts = []
+    for column, text in enumerate(cells):
+        right = column in table.numeric
+        style = f"{_CELL};text-align:{'right' if right else 'left'}"
+        if tag == "th":
+            style += f";font-weight:600;{_MUTED};border-bottom:{_LINE}"
+        # Numbers and short words stay on one line; a long text may break.
+        if right or len(text) <= 24:
+            style += ";white-space:nowrap"
+        scope = ' scope="col"' if tag == "th" else ""
+        parts.append(f'<{tag}{scope} style="{style}">{escape(text)}</{tag}>')
+    return f'<tr style="background:transparent">{"".join(parts)}</tr>'
+
+
+def _table(table: Table | None, limit: int = _MAX_SECTION) -> str:
+    """A table whose rows stop at ``limit`` bytes, with the count of what was cut."""
+    if table is None:
+        return ""
+    rows: list[str] = []
+    size = 0
+    for row in table.rows:
+        html = _row(row, table, "td")
+        size += len(html.encode())
+        if size > limit:
+            break
+        rows.append(html)
+    short = len(table.rows) - len(rows)
+    cut = " · ".join(
+        part for part in (f"{plural(short, 'more row')} left out here" if short else "", table.cut)
+        if part
+    )  # fmt: skip
+    return (
+        '<div style="overflow-x:auto"><table style="border-collapse:collapse;border:0;margin:6px 0;'
+        f'font-size:12px"><thead style="border:0">{_row(table.heads, table, "th")}</thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>{_p(cut, _MUTED)}"
+    )
+
+
+def _folded(title: str, inner: str) -> str:
+    """A section that opens on a click; nothing when it has no content."""
+    if not inner:
+        return ""
+    return (
+        f'<details style="margin:4px 0"><summary style="cursor:pointer">{escape(title)}</summary>'
+        f'<div style="padding-left:14px">{inner}</div></details>'
+    )
+
+
+def _metrics(page: Page) -> str:
+    table = metric_table(page)
+    if table is None:
+        return _p("No metrics were logged.", _MUTED)
+    return _table(table)
+
+
+def _workers(page: Page) -> str:
+    table = worker_table(page)
+    html = _p(data_line(page), _MUTED)
+    if table is None:
+        return html
+    if len(table.rows) <= OPEN_WORKERS:
+        return _table(table) + html
+    first = Table(table.heads, table.rows[:OPEN_WORKERS], "", table.numeric)
+    # Twice the room of another section: this one has the most rows of numbers.
+    rest = Table(table.heads, table.rows[OPEN_WORKERS:], table.cut, table.numeric)
+    return (
+        _table(first)
+        + _folded(plural(len(rest.rows), "more worker"), _table(rest, 2 * _MAX_SECTION))
+        + html
+    )
+
+
+def _checkpoints(page: Page) -> str:
+    lines, cut = checkpoint_lines(page)
+    if not lines:
+        return ""
+    parts: list[str] = []
+    size = 0
+    for line in lines:
+        best = (
+            f'<span style="padding:0 6px;border-radius:8px;background:rgba({_TONES["good"]},.18);'
+            f'border:1px solid rgba({_TONES["good"]},.65)">★ best</span>'
+            if line.best
+            else ""
+        )
+        html = (
+            f'<div style="margin:6px 0 0">[{escape(line.index)}] <b>{escape(line.name)}</b> {best} '
+            f'<span style="{_MUTED}">{escape(line.size)} · {escape(line.metrics)}</span></div>'
+            f'<pre style="{_PRE_STYLE};{_MONO};font-size:11px">{escape(line.code)}</pre>'
+        )
+        size += len(html.encode())
+        if size > _MAX_SECTION:
+            cut = f"{plural(len(lines) - len(parts), 'more checkpoint')} left out here"
+            break
+        parts.append(html)
+    return (
+        f'<div style="margin:8px 0;padding-top:4px;border-top:{_LINE}">'
+        f"<b>Checkpoints</b>{''.join(parts)}{_p(cut, _MUTED)}</div>"
+    )
+
+
+def _options(page: Page) -> str:
+    changed, same = option_rows(page)
+    html = ""
+    if changed:
+        html = _table(Table(("option", "value"), changed))
+    other = _table(Table(("option", "default"), same)) if same else ""
+    return html + _folded(f"{plural(len(same), 'option')} at the default", other)
+
+
+def _events(page: Page) -> str:
+    rows, cut = event_rows(page)
+    if not rows:
+        return ""
+    return _folded(
+        f"{plural(len(rows), 'event')}", _table(Table(("after", "level", "event"), rows, cut))
+    )
+
+
+def _foot(page: Page) -> str:
+    versions = versions_line(page)
+    return (
+        f'<div style="margin:8px 0 0;padding-top:4px;border-top:{_LINE};font-size:12px">'
+        f'{_p("stored in " + stored_at(page), _MUTED)}{_p(versions, _MUTED)}</div>'
+    )
+
+
+# -- plain text ----------------------------------------------------------------------------------
+
+
+def render_text(page: Page) -> str:
+    """Render a page as compact plain text, for a terminal or a cell without HTML."""
+    icon, word, _ = state_of(page.record.get("state"))
+    name = clean_line(page.record.get("name") or "run", 120)
+    lines = [f"{icon} {word} · {name} · {' · '.join(head_facts(page))}"]
+    best = best_line(page)
+    lines += [f"best {best}"] if best else []
+    lines += [line for line in (note_text(page), dropped_line(page)) if line]
+    error = error_box(page)
+    if error is not None:
+        lines += ["", error.title]
+        lines += [f"  {error.place}"] if error.place else []
+        lines += [f"  | {line}" for line in error.text.splitlines()[-40:]]
+    lines += _text_block("", metric_table(page), OPEN_WORKERS)
+    lines += _text_block("", worker_table(page), OPEN_WORKERS)
+    data = data_line(page)
+    lines += [data] if data else []
+    checkpoints, cut = checkpoint_lines(page)
+    if checkpoints:
+        lines += ["", "checkpoints"]
+    for line in checkpoints:
+        star = " ★ best" if line.best else ""
+        lines.append(f"  [{line.index}] {line.name}{star} · {line.size} · {line.metrics}")
+        lines += [f"      {line.code}"] if line.code else []
+    lines += [f"  … {cut}"] if cut else []
+    changed, _ = option_rows(page)
+    if changed:
+        lines += ["", "options: " + ", ".join(f"{key} = {value}" for key, value in changed)]
+    if capture := capture_table(page):
+        lines.append(
+            f"{capture_title(page)}: " + ", ".join(f"{row[0]} ({row[1]})" for row in capture.rows)
+        )
+    lines.append(f"stored in {stored_at(page)}")
+    if versions := versions_line(page):
+        lines.append(versions)
+    return "\n".join(lines)
+
+
+def _text_block(title: str, table: Table | None, most: int) -> list[str]:
+    if table is None:
+        return []
+    rows = [table.heads, *table.rows[:most]]
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    lines = ["", title] if title else [""]
+    for row in rows:
+        cells = [
+            cell.rjust(width) if k in table.numeric else cell.ljust(width)
+            for k, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append(("  " + "  ".join(cells)).rstrip())
+    more = len(table.rows) - most
+    notes = [f"{more:,} more rows"] if more > 0 else []
+    notes += [table.cut] if table.cut else []
+    return lines + [f"  … {note}" for note in notes]
+
+
+# -- bundles -------------------------------------------------------------------------------------
+
+
+def bundle(page: Page) -> dict[str, str]:
+    """The page as a mime bundle: plain text, HTML and, where there are metrics, the chart.
+
+    Returns
+    -------
+    dict of str to str
+        ``text/plain``, ``text/html`` and perhaps ``image/png`` in base64.
+    """
+    png = None
+    if page.metric is not None:
+        option = page.best_option
+        mode = option[1] if option and option[0] == page.metric else None
+        try:
+            png = chart_png(page.curves, page.metric, mode=mode)
+        except Exception as error:
+            # A picture must not take the numbers away.
+            told = f"The chart can't be drawn: {type(error).__name__}: {error}"
+            page.note = "\n".join(part for part in (page.note, told) if part)
+    out = {"text/plain": render_text(page), "text/html": render_html(page, png)}
+    if png is not None:
+        out["image/png"] = base64.b64encode(png).decode()
+    return out
+
+
+def running_html(mirror: Mirror) -> str:
+    """One line on a run that goes on, for a page that can't show the live panel.
+
+    Parameters
+    ----------
+    mirror : Mirror
+        The live picture.
+    """
+    run = mirror.run
+    facts = []
+    started = number(run.get("started"))
+    if started is not None:
+        now = number(run.get("now")) or time.time()
+        facts.append(human_seconds(max(0.0, now - started)))
+    n = number(run.get("world_size"))
+    facts += [plural(int(n), "worker")] if n is not None else []
+    metrics = mirror.metrics()
+    if metrics:
+        values = list(mirror.latest(metrics[0]).items())[:4]
+        shown = " / ".join(format_value(value) for _, value in sorted(values))
+        facts.append(f"{clean_line(metrics[0], 40)} {shown}")
+    message = clean_line(run.get("message") or "", 300)
+    name = clean_line(run.get("name") or "run", 120)
+    return _wrap(
+        [
+            f'<div>{_pill(run.get("state"))} <b style="margin-left:4px">{escape(name)}</b> '
+            f'<span style="{_MUTED}">{escape(" · ".join(facts))}</span></div>',
+            _p(message),
+            _p("This page is not live: the run's record appears here when the run ends.", _MUTED),
+        ]
+    )

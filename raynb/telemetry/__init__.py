@@ -1,0 +1,1 @@
+"""What a run tells about itself: events, the channel that carries them, history and digest."""

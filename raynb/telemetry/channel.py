@@ -1,0 +1,282 @@
+"""The channel: takes a worker's telemetry to the supervisor without ever making training wait."""
+
+from __future__ import annotations
+
+import pickle
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import IO, Any, Protocol
+
+from raynb.telemetry.events import Batch, Record, RecordBatch, to_value, to_values
+
+#: Seconds between messages while there is something to tell.
+INTERVAL_S = 0.15
+#: Messages on their way at a time; past this, records wait here and the rest is dropped.
+MAX_IN_FLIGHT = 4
+#: Records kept in memory before they go to a local file.
+MAX_PENDING = 100_000
+#: Records in one message.
+MAX_RECORDS = 20_000
+#: Log lines kept while the supervisor is behind.
+MAX_LOG_LINES = 2_000
+
+
+class Transport(Protocol):
+    """Carries batches; :class:`ActorTransport` for a supervisor, a direct call in local mode."""
+
+    def send(self, batch: Batch) -> bool:
+        """Start sending; False when too much is on its way already."""
+
+    def drain(self, timeout: float) -> bool:
+        """Wait until all is delivered; False when time ran out or the other side is gone."""
+
+
+class ActorTransport:
+    """Fire-and-forget calls of one actor method, a few in flight at most.
+
+    Parameters
+    ----------
+    method : ray.actor.ActorMethod
+        Takes one :class:`Batch`.
+    """
+
+    def __init__(self, method: Any) -> None:
+        import ray
+
+        self._ray = ray
+        self._method = method
+        self._in_flight: list[Any] = []
+        self.dead = False
+
+    def _reap(self, timeout: float) -> None:
+        if not self._in_flight:
+            return
+        done, self._in_flight = self._ray.wait(
+            self._in_flight, num_returns=len(self._in_flight), timeout=timeout
+        )
+        for ref in done:
+            try:
+                self._ray.get(ref)
+            except Exception:
+                # The supervisor is gone or refused the batch; training goes on without a watcher.
+                self.dead = True
+
+    def send(self, batch: Batch) -> bool:
+        self._reap(0)
+        if self.dead:
+            return True  # nobody to tell; holding on to it would only grow memory
+        if len(self._in_flight) >= MAX_IN_FLIGHT:
+            return False
+        self._in_flight.append(self._method.remote(batch))
+        return True
+
+    def drain(self, timeout: float) -> bool:
+        self._reap(timeout)
+        return not self._in_flight and not self.dead
+
+
+class Channel:
+    """One worker's outbox: metrics are never lost, samples and log lines are bounded and counted.
+
+    Parameters
+    ----------
+    transport : Transport
+    rank, attempt : int
+    """
+
+    def __init__(self, transport: Transport, rank: int, attempt: int) -> None:
+        self.rank = rank
+        self.attempt = attempt
+        self._transport = transport
+        # deque.append is atomic, so the training thread takes no lock to log.
+        self._records: deque[tuple[float, float, dict[Any, Any]]] = deque()
+        self._spool: IO[bytes] | None = None
+        self._spool_read = 0
+        self._spooled = 0
+        self._logs: deque[tuple[int, str, str]] = deque()
+        self._log_lock = threading.Lock()
+        self._latest: dict[str, Any] = {}
+        self._dropped = {"logs": 0, "samples": 0}
+        self._last_step = -1.0
+        self._fresh = False  # something was logged since the last report
+        self._seq = 0
+        self._unsent: Batch | None = None
+        self._closed = threading.Event()
+        self._wake = threading.Event()
+        self._flush_lock = threading.Lock()
+        #: Called before each message, on the channel's thread (shard counters).
+        self.collectors: list[Callable[[], None]] = []
+        self._thread = threading.Thread(target=self._loop, name="raynb-channel", daemon=True)
+        self._thread.start()
+
+    # -- the training thread calls these ---------------------------------------------------------
+
+    def log(self, metrics: Mapping[Any, Any], step: float | None = None) -> None:
+        """Take a record; costs microseconds, does no I/O."""
+        if step is None:
+            step = self._last_step + 1
+        self._last_step = step
+        self._fresh = True
+        self._records.append((step, time.time(), _detach(metrics)))
+
+    def report(self, metrics: Mapping[Any, Any]) -> None:
+        """Take what goes to ``ray.train.report``: it carries the step of the logs before it."""
+        step = self._last_step if self._fresh else self._last_step + 1
+        self._last_step = step
+        self._fresh = False
+        self._records.append((step, time.time(), _detach(metrics)))
+
+    # -- samplers, stdio and the runtime call these ----------------------------------------------
+
+    def put_log(self, seq: int, stream: str, text: str) -> None:
+        with self._log_lock:
+            if self._logs and self._logs[-1][0] == seq:
+                self._logs[-1] = (seq, stream, text)
+                return
+            if len(self._logs) >= MAX_LOG_LINES:
+                self._logs.popleft()
+                self._dropped["logs"] += 1
+            self._logs.append((seq, stream, text))
+
+    def count_dropped(self, kind: str, n: int) -> None:
+        """Add what was dropped before it came here."""
+        self._dropped[kind] += n
+
+    def put(self, kind: str, value: Any) -> None:
+        """Set the latest sample, shard, status or failure; a newer one replaces an unsent one."""
+        if kind == "sample" and "sample" in self._latest:
+            self._dropped["samples"] += 1
+        self._latest[kind] = value
+        if kind in ("status", "failure"):
+            self._wake.set()
+
+    def close(self, timeout: float = 10.0) -> bool:
+        """Send what is left and wait for its arrival.
+
+        Returns
+        -------
+        bool
+            False when something could not be delivered in ``timeout`` seconds.
+        """
+        self._closed.set()
+        self._wake.set()
+        self._thread.join(timeout)
+        return self.flush(timeout)
+
+    def flush(self, timeout: float = 5.0) -> bool:
+        """Send everything taken so far and wait for its arrival, at most ``timeout`` seconds."""
+        end = time.monotonic() + timeout
+        while True:
+            idle = self._send_once()
+            if idle:
+                return self._transport.drain(max(0.0, end - time.monotonic()))
+            if time.monotonic() > end:
+                return False
+            self._transport.drain(0.02)
+
+    # -- the channel's own thread ----------------------------------------------------------------
+
+    def _loop(self) -> None:
+        while not self._closed.is_set():
+            self._wake.wait(INTERVAL_S)
+            self._wake.clear()
+            try:
+                self._send_once()
+            except Exception:
+                # Telemetry may fail, training may not; the next turn tries again.
+                time.sleep(INTERVAL_S)
+
+    def _send_once(self) -> bool:
+        """Send one message; True when nothing is left to send."""
+        with self._flush_lock:
+            if self._unsent is None:
+                self._unsent = self._next_batch()
+            if self._unsent is None:
+                return True
+            if not self._transport.send(self._unsent):
+                self._spill()
+                return False
+            self._unsent = None
+            return not self._records and not self._spooled
+
+    def _next_batch(self) -> Batch | None:
+        for collect in self.collectors:
+            collect()
+        records = self._take()
+        with self._log_lock:
+            logs = list(self._logs)
+            self._logs.clear()
+        latest, self._latest = self._latest, {}
+        if not records and not logs and not latest:
+            return None
+        self._seq += 1
+        return Batch(
+            rank=self.rank,
+            attempt=self.attempt,
+            seq=self._seq,
+            records=RecordBatch.of(records) if records else None,
+            logs=logs,
+            dropped={k: n for k, n in self._dropped.items() if n},
+            **latest,
+        )
+
+    def _take(self) -> list[Record]:
+        if self._spooled and self._spool is not None:
+            self._spool.seek(self._spool_read)
+            records: list[Record] = pickle.load(self._spool)
+            self._spool_read = self._spool.tell()
+            self._spooled -= 1
+            if not self._spooled:
+                self._spool.close()
+                self._spool, self._spool_read = None, 0
+            return records
+        return self._pop()
+
+    def _pop(self) -> list[Record]:
+        records = []
+        for _ in range(min(len(self._records), MAX_RECORDS)):
+            step, at, metrics = self._records.popleft()
+            records.append(Record(step, at, to_values(metrics)))
+        return records
+
+    def _spill(self) -> None:
+        """Move waiting records to a local file once memory holds too many, oldest first."""
+        if len(self._records) < MAX_PENDING:
+            return
+        if self._spool is None:
+            self._spool = tempfile.TemporaryFile(prefix="raynb-spool-")  # noqa: SIM115
+        self._spool.seek(0, 2)
+        while self._records:
+            pickle.dump(self._pop(), self._spool, protocol=pickle.HIGHEST_PROTOCOL)
+            self._spooled += 1
+
+
+def _detach(metrics: Mapping[Any, Any]) -> dict[Any, Any]:
+    """A copy that later changes can't reach: values on the CPU are read now, CUDA ones later."""
+    return {
+        name: _OnDevice(value) if getattr(value, "is_cuda", False) else to_value(value)
+        for name, value in metrics.items()
+    }
+
+
+class _OnDevice:
+    """A CUDA value, copied on its device; ``item()`` waits for it on the channel's thread.
+
+    ``.item()`` on the training thread would make it wait for the device. The copy is queued
+    behind the work that makes the value, on the same stream, and the event marks when it is there.
+    """
+
+    def __init__(self, value: Any) -> None:
+        import torch
+
+        self.shape = tuple(value.shape)
+        self._copy = value.detach().clone()
+        self._ready = torch.cuda.Event()
+        self._ready.record()
+
+    def item(self) -> Any:
+        self._ready.synchronize()
+        return self._copy.item()

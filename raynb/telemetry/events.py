@@ -1,0 +1,171 @@
+"""Telemetry facts and their columnar form: what one worker tells the supervisor in one message."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+#: A metric's text is cut here; it is a label for people, not a place to keep data.
+MAX_TEXT = 500
+
+Floats = NDArray[np.float64]
+Value = float | str
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What one rank logged or reported at one moment.
+
+    Attributes
+    ----------
+    step : float
+        The caller's step, or the rank's own count.
+    time : float
+        UNIX seconds on the worker's clock.
+    values : dict of str to float or str
+        Numbers as floats (NaN and infinities kept); what is no number as text.
+    """
+
+    step: float
+    time: float
+    values: Mapping[str, Value]
+
+
+@dataclass(slots=True)
+class RecordBatch:
+    """Records of one rank, column by column.
+
+    Attributes
+    ----------
+    steps, times : ndarray of float64, shape (n,)
+    metrics : dict of str to (rows, values)
+        ``rows`` (uint32) are the records that have the metric, ``values`` (float64) its values.
+    texts : list of (row, name, text)
+    """
+
+    steps: Floats
+    times: Floats
+    metrics: dict[str, tuple[NDArray[np.uint32], Floats]]
+    texts: list[tuple[int, str, str]]
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    @classmethod
+    def of(cls, records: Sequence[Record]) -> RecordBatch:
+        rows: dict[str, list[int]] = {}
+        values: dict[str, list[float]] = {}
+        texts: list[tuple[int, str, str]] = []
+        for row, record in enumerate(records):
+            for name, value in record.values.items():
+                if isinstance(value, str):
+                    texts.append((row, name, value))
+                else:
+                    rows.setdefault(name, []).append(row)
+                    values.setdefault(name, []).append(value)
+        return cls(
+            np.array([r.step for r in records], dtype=np.float64),
+            np.array([r.time for r in records], dtype=np.float64),
+            {
+                name: (np.array(rows[name], dtype=np.uint32), np.array(values[name], np.float64))
+                for name in rows
+            },
+            texts,
+        )
+
+
+@dataclass(slots=True)
+class Batch:
+    """Everything one rank has to tell since its last message.
+
+    Attributes
+    ----------
+    rank, attempt, seq : int
+        Who speaks, in which attempt of the run, and the message's number.
+    records : RecordBatch or None
+    sample : dict or None
+        The latest device sample (see :mod:`raynb.telemetry.samplers`).
+    shard : dict or None
+        The latest shard progress (see :mod:`raynb.telemetry.shards`).
+    logs : list of (seq, stream, text)
+        Log lines; the same ``seq`` again replaces the line (progress bars).
+    status : str or None
+        ``running``, ``waiting`` (in ``report()``), ``finished`` or ``failed``.
+    failure : dict or None
+        The exception that ended this rank, as ``describe_exception`` tells it.
+    dropped : dict of str to int
+        What was dropped in total since the rank started, by kind (``logs``, ``samples``).
+    """
+
+    rank: int
+    attempt: int
+    seq: int
+    records: RecordBatch | None = None
+    sample: dict[str, Any] | None = None
+    shard: dict[str, Any] | None = None
+    logs: list[tuple[int, str, str]] = field(default_factory=list)
+    status: str | None = None
+    failure: dict[str, Any] | None = None
+    dropped: dict[str, int] = field(default_factory=dict)
+
+
+def to_value(value: Any) -> Value:
+    """A metric's value as a float, or as text where it is no number; never raises.
+
+    0-d tensors and NumPy scalars become floats, bools 0.0 or 1.0. A CUDA tensor is read here, so
+    call this off the training thread for those.
+    """
+    kind = type(value)
+    if kind is float:
+        return value  # type: ignore[no-any-return]
+    if kind is int or kind is bool:
+        try:
+            return float(value)
+        except OverflowError:
+            return _text(value)
+    if value is None or isinstance(value, str):
+        return _text(value)
+    try:
+        size = getattr(value, "shape", None)
+        if size is not None and math.prod(size) != 1:
+            return f"{kind.__name__} of shape {tuple(size)}: log a scalar, such as .mean()"
+        item = value.item() if hasattr(value, "item") else value
+        if isinstance(item, complex):
+            return _text(item)
+        return float(item)
+    except Exception:
+        return _text(value)
+
+
+def _text(value: Any) -> str:
+    try:
+        text = str(value)
+    except Exception as error:
+        text = f"<{type(value).__name__}: its text raises {type(error).__name__}>"
+    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
+
+
+def to_values(metrics: Mapping[Any, Any]) -> dict[str, Value]:
+    """:func:`to_value` over a dict; keys become text too."""
+    return {k if type(k) is str else _text(k): to_value(v) for k, v in metrics.items()}
+
+
+def shard_totals(shards: Iterable[Mapping[str, Any] | None]) -> dict[str, int] | None:
+    """Rows over all ranks by shard name; None while any rank's total is unknown.
+
+    Examples
+    --------
+    >>> shard_totals([{"name": "train", "rows_total": 30}, {"name": "train", "rows_total": 31}])
+    {'train': 61}
+    """
+    totals: dict[str, int] = {}
+    for shard in shards:
+        if not shard or shard.get("rows_total") is None:
+            return None
+        totals[shard["name"]] = totals.get(shard["name"], 0) + int(shard["rows_total"])
+    return totals or None

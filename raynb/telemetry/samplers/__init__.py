@@ -1,0 +1,1 @@
+"""Device samplers: what a worker's CPU or GPU is doing, one module a source."""

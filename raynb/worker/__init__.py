@@ -1,0 +1,1 @@
+"""What runs inside Ray's workers; imports no IPython and no widgets."""

@@ -1,0 +1,313 @@
+"""Runs the train function on a rank with its telemetry around it."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from raynb.telemetry.channel import ActorTransport, Channel, Transport
+from raynb.telemetry.events import to_value
+from raynb.telemetry.shards import ShardMeter, meter_iterator, meter_loader
+from raynb.worker.program import CellProgram, describe_exception
+from raynb.worker.stdio import LogPump
+
+#: Seconds between device samples.
+SAMPLE_S = 1.0
+
+_current: Runtime | None = None
+_told_no_run = False
+
+
+def log(metrics: Mapping[str, Any], step: float | None = None) -> None:
+    """Log metrics of this rank, from inside a train function, without waiting for anything.
+
+    Outside a run it does nothing, and says so once, so that the same function runs anywhere.
+
+    Parameters
+    ----------
+    metrics : dict
+        Numbers by name: Python and NumPy scalars, 0-d tensors (a CUDA tensor is read later, off
+        the training thread). What is no number is kept as text.
+    step : float, optional
+        Defaults to one more than the last step this rank logged, starting at 0.
+
+    Raises
+    ------
+    TypeError
+        When ``metrics`` is no mapping.
+    """
+    global _told_no_run
+    if not isinstance(metrics, Mapping):
+        raise TypeError(f"raynb.log takes a dict of metrics, not {type(metrics).__name__}")
+    if _current is not None:
+        _current.channel.log(metrics, step)
+    elif not _told_no_run:
+        _told_no_run = True
+        print("raynb.log: not inside a raynb run, so nothing is recorded", file=sys.stderr)
+
+
+@dataclass
+class Link:
+    """What a worker needs to know of its run.
+
+    Attributes
+    ----------
+    run : str
+        The run's name.
+    supervisor : object
+        The supervisor's actor handle, or in local mode the collector itself.
+    log_dir : str or None
+        Local directory for the ranks' log files; None when the storage is remote.
+    remote_log_dir : (pyarrow.fs.FileSystem, str) or None
+        Where the log file is copied at the end when the storage is remote.
+    cwd : str
+        The notebook's directory; workers change to it where it exists.
+    num_cpus : float
+        CPUs that Ray gives each worker.
+    """
+
+    run: str
+    supervisor: Any
+    cwd: str
+    log_dir: str | None = None
+    remote_log_dir: Any = None
+    num_cpus: float = 1.0
+    local: bool = False
+
+
+@dataclass
+class TrainEntry:
+    """The train function that Ray gets: the user's, with telemetry around it.
+
+    Attributes
+    ----------
+    link : Link
+    fn : callable
+        Takes ``config`` or nothing.
+    program : CellProgram or None
+        The cell that ``fn`` runs, for tracebacks; None for a function from Python.
+    """
+
+    link: Link
+    fn: Callable[..., Any]
+    program: CellProgram | None = None
+    __name__: str = field(default="train_func", repr=False)
+
+    def __call__(self, config: dict[str, Any]) -> Any:
+        with Runtime(self.link, self.program) as runtime:
+            return runtime.run(self.fn, config)
+
+
+class Runtime:
+    """A rank's telemetry for the time its train function runs."""
+
+    def __init__(self, link: Link, program: CellProgram | None) -> None:
+        self.link = link
+        # Without a cell, tracebacks have no cell lines to name.
+        self.program = program or CellProgram("", "", "", "function", "train_func")
+        self._stop = threading.Event()
+        self._meters: list[ShardMeter] = []
+        self._undo = contextlib.ExitStack()
+
+    def __enter__(self) -> Runtime:
+        global _current
+        import ray.train
+
+        from raynb._ray.worker import hooks
+
+        context = ray.train.get_context()
+        self.rank: int = context.get_world_rank()
+        # Asked before the thread starts: threads see no Ray Train context of their own.
+        gpu = None if self.link.local else _assigned_gpu()
+        attempt, transport = self._connect(context)
+        self.channel = Channel(transport, self.rank, attempt)
+        self._pump = self._take_stdio()
+        self._undo.enter_context(
+            hooks(on_report=self._report, on_loader=self._loader, on_shard=self._shard)
+        )
+        self.channel.collectors.append(self._collect)
+        threading.Thread(
+            target=self._sample, args=(gpu,), name="raynb-sampler", daemon=True
+        ).start()
+        if not self.link.local and os.path.isdir(self.link.cwd):
+            os.chdir(self.link.cwd)
+            if self.link.cwd not in sys.path:
+                sys.path.insert(0, self.link.cwd)
+        self.channel.put("status", "running")
+        _current = self
+        return self
+
+    def run(self, fn: Callable[..., Any], config: dict[str, Any]) -> Any:
+        takes = any(
+            p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL)
+            for p in inspect.signature(fn).parameters.values()
+        )
+        return fn(config) if takes else fn()
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        global _current
+        _current = None
+        self._stop.set()
+        if error is None:
+            self.channel.put("status", "finished")
+        else:
+            failure = {**describe_exception(error, self.program), "at": time.time()}
+            self.channel.put("failure", failure)
+        self._undo.close()
+        if self._pump is not None:
+            self._pump.uninstall()
+        self.channel.close(timeout=10.0)
+        if self._pump is not None:
+            self._pump.close()
+            self._upload_log(self._pump.path)
+
+    # -- parts -----------------------------------------------------------------------------------
+
+    def _connect(self, context: Any) -> tuple[int, Transport]:
+        import ray
+
+        if self.link.local:
+            attempt = self.link.supervisor.hello(self._whoami(context, {}))
+            return attempt, _Direct(self.link.supervisor)
+        runtime = ray.get_runtime_context()
+        who = self._whoami(context, {"node_id": runtime.get_node_id()})
+        attempt = ray.get(self.link.supervisor.hello.remote(who), timeout=60)
+        return attempt, ActorTransport(self.link.supervisor.ingest)
+
+    def _whoami(self, context: Any, more: dict[str, Any]) -> dict[str, Any]:
+        import socket
+
+        import ray
+
+        return {
+            "rank": self.rank,
+            "world_size": context.get_world_size(),
+            "node": socket.gethostname(),
+            "ip": "127.0.0.1" if self.link.local else ray.util.get_node_ip_address(),
+            "pid": os.getpid(),
+            **more,
+        }
+
+    def _take_stdio(self) -> LogPump | None:
+        if self.link.local:
+            return None  # in the kernel, output belongs in the cell
+        directory = self.link.log_dir
+        if directory is None:
+            import tempfile
+
+            directory = tempfile.mkdtemp(prefix="raynb-logs-")
+        pump = LogPump(os.path.join(directory, f"rank-{self.rank:05d}.log"))
+        pump.install()
+        return pump
+
+    def _upload_log(self, path: str) -> None:
+        if self.link.log_dir is not None or self.link.remote_log_dir is None:
+            return
+        import shutil
+
+        import pyarrow.fs as pafs
+
+        filesystem, directory = self.link.remote_log_dir
+        with contextlib.suppress(Exception):  # a lost log copy must not fail a finished training
+            filesystem.create_dir(directory, recursive=True)
+            pafs.copy_files(
+                path,
+                f"{directory}/{os.path.basename(path)}",
+                source_filesystem=pafs.LocalFileSystem(),
+                destination_filesystem=filesystem,
+            )
+        shutil.rmtree(os.path.dirname(path), ignore_errors=True)
+
+    @contextlib.contextmanager
+    def _report(self, metrics: Mapping[Any, Any], checkpoint: Any) -> Iterator[Any]:
+        # Kept before Ray is asked: what Ray refuses or waits for is still seen.
+        if isinstance(metrics, Mapping):
+            self.channel.report(metrics)
+            metrics = _plain(metrics)
+        if self.link.local:
+            self.link.supervisor.local_report(metrics, checkpoint)
+        self.channel.put("status", "waiting")
+        yield metrics
+        self.channel.put("status", "running")
+
+    def _loader(self, loader: Any) -> None:
+        self._meters.append(meter_loader(loader))
+
+    def _shard(self, shard: Any, name: str) -> None:
+        self._meters.append(meter_iterator(shard, name))
+
+    def _collect(self) -> None:
+        if self._pump is not None:
+            self._pump.pump(self.channel)
+            self.channel.count_dropped("logs", self._pump.take_dropped())
+        # The first loader is the one trained on; another is shown while it moves.
+        for meter in reversed(self._meters):
+            news = meter.news()
+            if news is not None:
+                self.channel.put("shard", news)
+
+    def _sample(self, gpu: str | None) -> None:
+        from importlib.metadata import entry_points
+
+        samplers = []
+        for entry in entry_points(group="raynb.samplers"):
+            with contextlib.suppress(Exception):  # one broken sampler must not silence the others
+                samplers.append(entry.load()(gpu, self.link.num_cpus))
+        while True:
+            rows = []
+            for sampler in samplers:
+                with contextlib.suppress(Exception):
+                    row = sampler.sample()
+                    if row is not None:
+                        rows.append(row)
+            if rows:
+                # A worker with a GPU is shown by its GPU.
+                rows.sort(key=lambda row: row["device_kind"] == "GPU")
+                self.channel.put("sample", rows[-1])
+            if self._stop.wait(SAMPLE_S):
+                return
+
+
+class _Direct:
+    """Transport of local mode: the collector is in this process."""
+
+    def __init__(self, collector: Any) -> None:
+        self._collector = collector
+
+    def send(self, batch: Any) -> bool:
+        self._collector.ingest(batch)
+        return True
+
+    def drain(self, timeout: float) -> bool:
+        return True
+
+
+def _plain(metrics: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Metrics as Ray takes them: 0-d tensors, which it refuses, become numbers."""
+    return {
+        name: to_value(value) if type(value).__module__.startswith("torch") else value
+        for name, value in metrics.items()
+    }
+
+
+def _assigned_gpu() -> str | None:
+    """This rank's entry of ``CUDA_VISIBLE_DEVICES``, or None for a worker without a GPU."""
+    import ray
+    import ray.train.torch
+
+    ids = ray.get_runtime_context().get_accelerator_ids().get("GPU") or []
+    if not ids:
+        return None
+    visible = [v for v in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if v]
+    try:
+        index = ray.train.torch.get_device().index or 0
+        return visible[index] if index < len(visible) else str(ids[0])
+    except Exception:
+        return str(ids[0])
