@@ -145,7 +145,7 @@ test_data = FashionMNIST(data_root, train=False, transform=transform)
     ),
 }
 
-_TRAIN = """%%distributed_train -n {workers} --config config --name {name} --best accuracy:max{storage}
+_TRAIN = """%%distributed_train -n {workers} -c config --name {name} --best accuracy:max{storage}
 import os, tempfile
 
 import ray.train, ray.train.torch, raynb, torch

@@ -299,17 +299,17 @@ class Run:
     def _apply(self, update: Update) -> None:
         run = update.content.get("run")
         if run is not None:
-            # These two belong to this kernel and its clock, not to the supervisor's.
-            run["blocking"], run["now"] = self.blocking, time.time()
+            # These belong to this kernel, not to the supervisor.
+            run["blocking"] = self.blocking
             if self._run.get("started"):
                 run["started"] = self._run["started"]
+        # One lock for both: a snapshot taken between them would tell a view the same thing twice.
         with self.lock:
             self.mirror.apply(update)
-            listeners = list(self._listeners)
-        for listener in listeners:
-            # A view that breaks must not end the watching.
-            with contextlib.suppress(Exception):
-                listener(update)
+            for listener in self._listeners:
+                # A view that breaks must not end the watching.
+                with contextlib.suppress(Exception):
+                    listener(update)
 
     def _read(self, backend: Backend) -> None:
         import ray

@@ -62,7 +62,7 @@ def locate(shell: Any, magic_name: str, line: str, body: str) -> MagicCell:
         # Run from code or without history: the cell is the magic line and its body.
         first_line = 2 + continued
         raw = "\n" * (first_line - 1) + end
-    count = shell.execution_count
+    count = _number(shell)
     filename = shell.compile.cache(raw, count, raw_code=raw)
     return MagicCell(line, body, first_line, filename, f"Cell In[{count}]")
 
@@ -87,6 +87,14 @@ def _join_continued(shell: Any, line: str, body: str) -> tuple[str, str, int]:
         line = f"{line[:-1].rstrip()} {more}"
         continued += 1
     return line, body, continued
+
+
+def _number(shell: Any) -> int:
+    """The number that the running cell shows, ``In[number]``."""
+    # The shell's own counter tells it in some IPython versions, and the next cell's in others.
+    running = shell.displayhook.exec_result
+    number: int = getattr(running, "execution_count", None) or shell.execution_count
+    return number
 
 
 def _raw_cell(shell: Any) -> str:

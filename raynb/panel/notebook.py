@@ -36,6 +36,8 @@ class NotebookView:
         display_id = uuid.uuid4().hex
         self._display_ids.append(display_id)
         publish_display_data(self._bundle(), transient={"display_id": display_id})
+        if self.widget is not None:
+            self.widget.introduce()
 
     def _bundle(self) -> dict[str, Any]:
         with self._run.lock:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from typing import Any, Protocol
 
@@ -29,7 +28,7 @@ def open_view(run: Run, *, echo: bool = False) -> None:
     """Open the view that fits and set ``run.panel``; a view that fails never fails the run."""
     if echo:
         run.listen(_Echo())
-    with contextlib.suppress(Exception):
+    try:
         view: View
         if in_notebook():
             from raynb.panel.notebook import NotebookView
@@ -37,15 +36,26 @@ def open_view(run: Run, *, echo: bool = False) -> None:
             view = NotebookView(run)
         else:
             view = _Terminal(run)
-        run.panel = view
         view.show()
+        run.panel = view
+    except Exception as error:
+        _tell("the panel can't be shown", error)
 
 
 def close_view(run: Run) -> None:
     """Let the run's view show its end."""
     if run.panel is not None:
-        with contextlib.suppress(Exception):
+        try:
             run.panel.close()
+        except Exception as error:
+            _tell("the record can't be shown", error)
+
+
+def _tell(what: str, error: Exception) -> None:
+    print(
+        f"raynb: {what} ({type(error).__name__}: {error}); the run is not touched by it",
+        file=sys.stderr,
+    )
 
 
 class _Terminal:

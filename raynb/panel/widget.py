@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,8 @@ from raynb.telemetry.digest import Mirror, Update
 
 STATIC = pathlib.Path(__file__).parent.parent / "static"
 BUNDLE = STATIC / "panel.js"
+#: Waits between the snapshots that are sent unasked when a panel is shown.
+FIRST_SNAPSHOTS_S = (0.5, 0.5, 1.0, 3.0)
 
 
 def missing_bundle() -> str | None:
@@ -55,27 +58,51 @@ class LivePanel(anywidget.AnyWidget):  # type: ignore[misc]
         self._on_stop = on_stop
         self._seq = 0
         self._send_lock = threading.Lock()
+        self._greeted = threading.Event()
         self.on_msg(self._message)
         _let_clicks_in(self)
 
     def push(self, update: Update) -> None:
         """Send an update to every open view."""
-        self._send("delta", update)
+        self._push("delta", update)
+
+    def push_snapshot(self) -> None:
+        """Send the whole picture."""
+        with self._lock:
+            self._push("snapshot", self._mirror.snapshot())
+
+    def introduce(self) -> None:
+        """Send snapshots unasked for some seconds, until a view has said hello.
+
+        A view's hello may wait for a cell that blocks, and updates that are sent before the
+        browser has loaded the view are lost.
+        """
+
+        def tell() -> None:
+            for wait in FIRST_SNAPSHOTS_S:
+                if self._greeted.wait(wait) or self.comm is None:
+                    return
+                self.push_snapshot()
+
+        threading.Thread(target=tell, name="raynb-panel", daemon=True).start()
 
     def _message(self, _: Any, content: Any, buffers: Any) -> None:
         kind = content.get("kind") if isinstance(content, dict) else None
         if kind == "hello":
-            with self._lock:
-                snapshot = self._mirror.snapshot()
-                self._send("snapshot", snapshot)
+            self._greeted.set()
+            self.push_snapshot()
         elif kind == "stop":
             self._on_stop()
             self.send({"v": 1, "kind": "ack", "of": "stop"})
 
-    def _send(self, kind: str, update: Update) -> None:
+    def _push(self, kind: str, update: Update) -> None:
         with self._send_lock:
             self._seq += 1
             started = self._mirror.run.get("started") or 0.0
+            if "run" in update.content:
+                # The browser compares this with its own clock, so it is set when it is sent.
+                run = {**update.content["run"], "now": time.time()}
+                update = Update({**update.content, "run": run}, update.buffers)
             content, buffers = encode(update, kind, self._seq, started)
             self.send(content, buffers)
 

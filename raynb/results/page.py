@@ -41,6 +41,7 @@ MAX_CHECKPOINTS = 12
 MAX_EVENTS = 40
 MAX_OPTIONS = 40
 MAX_TRACEBACK = 12_000
+MAX_SOURCE = 6_000
 
 #: State -> (icon, word, tone); tones are good, bad, busy and idle.
 STATES = {
@@ -74,7 +75,7 @@ class Page:
         ``record.json``'s content: ``name``, ``state``, ``message``, ``started``, ``ended``,
         ``world_size``, ``attempts``, ``rows``, ``shard_totals``, ``dropped``, ``error``,
         ``best_seen``, ``workers``, ``options`` (``RunSpec.summary()``), ``capture`` (rows of
-        ``Captured``), ``versions``. Any of it may be missing or of a wrong type.
+        ``Captured``), ``source``, ``versions``. Any of it may be missing or of a wrong type.
     curves : sequence of Curve
         The metrics, for the chart and the last values.
     texts : mapping of str to str
@@ -163,14 +164,20 @@ def head_facts(page: Page) -> list[str]:
     """Short facts for the line below the name."""
     record = page.record
     n = workers_of(record)
+    started, now = number(record.get("started")), number(record.get("now"))
+    if number(record.get("ended")) is None and started is not None and now is not None:
+        time_told = f"{human_seconds(max(0.0, now - started))} so far"
+    else:
+        duration = duration_of(record)
+        time_told = "duration n/a" if duration is None else human_seconds(duration)
     facts = [
-        human_seconds(duration_of(record)) if duration_of(record) is not None else "duration n/a",
+        time_told,
         plural(n, "worker") if n is not None else "workers n/a",
     ]
     attempts = number(record.get("attempts"))
     if attempts is not None and attempts > 1:
         facts.append(f"{format_count(attempts)} attempts")
-    if number(record.get("started")) is not None:
+    if started is not None:
         facts.append(f"started {format_moment(record.get('started'))}")
     return facts
 

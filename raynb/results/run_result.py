@@ -26,7 +26,7 @@ from raynb.results.curves import (
 )
 from raynb.results.page import Page, duration_of, parse_best, state_of, workers_of
 from raynb.results.static import bundle
-from raynb.results.text import clean_line, format_value, mapping, number, plural
+from raynb.results.text import clean, clean_line, format_value, mapping, number, plural
 from raynb.telemetry.units import human_seconds
 
 if TYPE_CHECKING:
@@ -253,10 +253,9 @@ class RunResult(Result):
     def _why_no_metrics(self) -> str:
         if self.metrics is not None or not len(self.history):
             return ""
-        return (
-            "metrics is None: Ray keeps metrics only with a checkpoint; "
-            f"all {plural(len(self.history), 'record')} are in .history"
-        )
+        n = len(self.history)
+        kept = f"all {n:,} records are" if n > 1 else "the record is"
+        return f"metrics is None: Ray keeps metrics only with a checkpoint; {kept} in .history"
 
     def __repr__(self) -> str:
         try:
@@ -273,7 +272,8 @@ class RunResult(Result):
             facts.append(plural(self.num_workers, "worker"))
         lines = [" · ".join(facts)]
         if self.error is not None:
-            lines.append(f"  error        {type(self.error).__name__}: {clean_line(self.error)}")
+            first = clean(self.error, 1_000).strip().partition("\n")[0]
+            lines.append(f"  error        {type(self.error).__name__}: {clean_line(first)}")
         if self.metrics is not None:
             shown = ", ".join(
                 f"{clean_line(k, 40)} {format_value(v)}"

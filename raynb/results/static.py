@@ -9,6 +9,7 @@ from html import escape
 
 from raynb.results.chart import chart_alt, chart_png
 from raynb.results.page import (
+    MAX_SOURCE,
     OPEN_WORKERS,
     Page,
     Table,
@@ -29,7 +30,7 @@ from raynb.results.page import (
     versions_line,
     worker_table,
 )
-from raynb.results.text import clean_line, format_value, number, plural
+from raynb.results.text import clean_line, cut_middle, format_value, number, plural
 from raynb.telemetry.digest import Mirror
 from raynb.telemetry.units import human_seconds
 
@@ -39,7 +40,11 @@ MAX_HTML = 200_000
 # characters are not enough.
 _MAX_SECTION = 14_000
 _MAX_PRE = 30_000
-_MAX_CHART = 66_000
+_MAX_SOURCE = 8_000
+_MAX_CHART = 60_000
+_DROPPED_FIRST = (
+    "events", "source", "captured names", "options", "checkpoints", "workers", "chart",
+)  # fmt: skip
 
 # Only inline styles survive GitHub and nbconvert, and no colour may rely on the page's: the text
 # inherits its colour, lines and fills are see-through.
@@ -76,23 +81,30 @@ def render_html(page: Page, png: bytes | None = None) -> str:
     str
         At most ``MAX_HTML`` bytes of UTF-8; what was cut is counted in the text.
     """
-    sections = [
-        _head(page),
-        _error(page),
-        _chart(page, png),
-        _metrics(page),
-        _workers(page),
-        _checkpoints(page),
-        _options(page),
-        _folded(capture_title(page), _table(capture_table(page))),
-        _events(page),
-        _foot(page),
-    ]
-    html = _wrap(sections)
-    if len(html.encode()) > MAX_HTML:
-        # The sections' own bounds keep below it with room to spare for any chart of ours.
-        html = _wrap([*sections[:2], _p("The rest of this page is too large and left out."),
-                      sections[-1]])  # fmt: skip
+    sections = {
+        "head": _head(page),
+        "error": _error(page),
+        "chart": _chart(page, png),
+        "metrics": _metrics(page),
+        "workers": _workers(page),
+        "checkpoints": _checkpoints(page),
+        "captured names": _folded(capture_title(page), _table(capture_table(page))),
+        "options": _folded("all options", _all_options(page)),
+        "source": _folded("source of the cell", _source(page)),
+        "events": _events(page),
+        "foot": _foot(page),
+    }
+    left_out: list[str] = []
+    html = _wrap(sections.values())
+    for name in _DROPPED_FIRST:
+        if len(html.encode()) <= MAX_HTML:
+            break
+        # Each section is bounded; only a page with all of them at their bounds gets here.
+        if sections[name]:
+            sections[name] = ""
+            left_out.append(name)
+            told = _p(f"left out, the page would be too large: {', '.join(left_out)}", _MUTED)
+            html = _wrap([*sections.values(), told])
     return html
 
 
@@ -128,6 +140,7 @@ def _head(page: Page) -> str:
     return (
         head
         + _p(facts, _MUTED)
+        + _changed_options(page)
         + (f'<p style="margin:4px 0">best {escape(best)}</p>' if best else "")
         + _p(note_text(page))
         + _p(dropped_line(page), "font-weight:600")
@@ -191,7 +204,8 @@ def _chart(page: Page, png: bytes | None) -> str:
     )
 
 
-_CELL = "padding:2px 10px 2px 0;background:transparent;color:inherit;vertical-align:top;border:0"
+# JupyterLab pads, aligns and stripes tables by itself: each cell says its own.
+_CELL = "padding:1px 10px 1px 0;border:0;vertical-align:top"
 
 
 def _row(cells: Sequence[str], table: Table, tag: str) -> str:
@@ -200,7 +214,7 @@ def _row(cells: Sequence[str], table: Table, tag: str) -> str:
         right = column in table.numeric
         style = f"{_CELL};text-align:{'right' if right else 'left'}"
         if tag == "th":
-            style += f";font-weight:600;{_MUTED};border-bottom:{_LINE}"
+            style += f";font-weight:600;{_MUTED}"
         # Numbers and short words stay on one line; a long text may break.
         if right or len(text) <= 24:
             style += ";white-space:nowrap"
@@ -228,7 +242,8 @@ def _table(table: Table | None, limit: int = _MAX_SECTION) -> str:
     )  # fmt: skip
     return (
         '<div style="overflow-x:auto"><table style="border-collapse:collapse;border:0;margin:6px 0;'
-        f'font-size:12px"><thead style="border:0">{_row(table.heads, table, "th")}</thead>'
+        f'font-size:12px"><thead style="border:0;border-bottom:{_LINE}">'
+        f"{_row(table.heads, table, 'th')}</thead>"
         f"<tbody>{''.join(rows)}</tbody></table></div>{_p(cut, _MUTED)}"
     )
 
@@ -255,14 +270,14 @@ def _workers(page: Page) -> str:
     html = _p(data_line(page), _MUTED)
     if table is None:
         return html
+    # More room than for another section: this one has the most rows of numbers.
     if len(table.rows) <= OPEN_WORKERS:
-        return _table(table) + html
+        return _table(table, 2 * _MAX_SECTION) + html
     first = Table(table.heads, table.rows[:OPEN_WORKERS], "", table.numeric)
-    # Twice the room of another section: this one has the most rows of numbers.
     rest = Table(table.heads, table.rows[OPEN_WORKERS:], table.cut, table.numeric)
     return (
-        _table(first)
-        + _folded(plural(len(rest.rows), "more worker"), _table(rest, 2 * _MAX_SECTION))
+        _table(first, 2 * _MAX_SECTION)
+        + _folded(plural(len(rest.rows), "more worker"), _table(rest, 4 * _MAX_SECTION))
         + html
     )
 
@@ -296,13 +311,34 @@ def _checkpoints(page: Page) -> str:
     )
 
 
-def _options(page: Page) -> str:
+def _changed_options(page: Page) -> str:
+    """The options that differ from the defaults, in one line below the facts."""
+    changed, _ = option_rows(page)
+    parts: list[str] = []
+    size = 0
+    for name, value in changed:
+        html = f'<span style="{_MUTED}">{escape(name)}</span>&nbsp;{escape(value)}'
+        size += len(html.encode())
+        if size > _MAX_SECTION // 2:
+            parts.append(f"{plural(len(changed) - len(parts), 'more option')} left out here")
+            break
+        parts.append(html)
+    return f'<p style="margin:4px 0">{" · ".join(parts)}</p>' if parts else ""
+
+
+def _all_options(page: Page) -> str:
     changed, same = option_rows(page)
-    html = ""
-    if changed:
-        html = _table(Table(("option", "value"), changed))
-    other = _table(Table(("option", "default"), same)) if same else ""
-    return html + _folded(f"{plural(len(same), 'option')} at the default", other)
+    rows = [(name, value, "") for name, value in changed]
+    rows += [(name, value, "default") for name, value in same]
+    return _table(Table(("option", "value", ""), rows)) if rows else ""
+
+
+def _source(page: Page) -> str:
+    source = page.record.get("source")
+    if not isinstance(source, str) or not source:
+        return ""
+    text = _escaped(cut_middle(source, MAX_SOURCE), _MAX_SOURCE)
+    return f'<pre style="{_PRE_STYLE};{_MONO}">{text}</pre>'
 
 
 def _events(page: Page) -> str:

@@ -264,6 +264,10 @@ class Digest:
         content = update.content
         if self._run_version > cursor.version:
             content["run"] = dict(self.run)
+            lost: dict[int, int] = {}
+            for (rank, _), counts in self._dropped.items():
+                lost[rank] = lost.get(rank, 0) + counts.get("logs", 0)
+            content["logs_dropped"] = {rank: n for rank, n in lost.items() if n}
         workers = [
             dict(row)
             for rank, row in sorted(self.workers.items())
@@ -317,6 +321,7 @@ class Mirror:
     workers : dict of int to dict
     series : dict of (metric, rank, attempt) to ndarray, shape (5, n)
     logs : dict of int to dict of seq to (stream, text)
+    logs_dropped : dict of int to int
     events : list of dict
     """
 
@@ -325,10 +330,12 @@ class Mirror:
         self.workers: dict[int, dict[str, Any]] = {}
         self.series: dict[SeriesKey, Floats] = {}
         self.logs: dict[int, dict[int, tuple[str, str]]] = {}
+        self.logs_dropped: dict[int, int] = {}
         self.events: list[dict[str, Any]] = []
 
     def apply(self, update: Update) -> None:
         content = update.content
+        self.logs_dropped = content.get("logs_dropped", self.logs_dropped)
         self.run = content.get("run", self.run)
         for row in content.get("workers", ()):
             self.workers[row["rank"]] = row
@@ -358,6 +365,7 @@ class Mirror:
                     for rank, lines in sorted(self.logs.items())
                     for seq, (stream, text) in lines.items()
                 ],
+                "logs_dropped": self.logs_dropped,
                 "events": self.events,
             }
         )

@@ -128,7 +128,7 @@ class Runtime:
         gpu = None if self.link.local else _assigned_gpu()
         attempt, transport = self._connect(context)
         self.channel = Channel(transport, self.rank, attempt)
-        self._pump = self._take_stdio()
+        self._pump = self._take_stdio(attempt)
         self._undo.enter_context(
             hooks(on_report=self._report, on_loader=self._loader, on_shard=self._shard)
         )
@@ -195,7 +195,7 @@ class Runtime:
             **more,
         }
 
-    def _take_stdio(self) -> LogPump | None:
+    def _take_stdio(self, attempt: int) -> LogPump | None:
         if self.link.local:
             return None  # in the kernel, output belongs in the cell
         directory = self.link.log_dir
@@ -203,7 +203,7 @@ class Runtime:
             import tempfile
 
             directory = tempfile.mkdtemp(prefix="raynb-logs-")
-        pump = LogPump(os.path.join(directory, f"rank-{self.rank:05d}.log"))
+        pump = LogPump(os.path.join(directory, f"rank-{self.rank:05d}.log"), attempt)
         pump.install()
         return pump
 
@@ -247,11 +247,10 @@ class Runtime:
         if self._pump is not None:
             self._pump.pump(self.channel)
             self.channel.count_dropped("logs", self._pump.take_dropped())
-        # The first loader is the one trained on; another is shown while it moves.
-        for meter in reversed(self._meters):
-            news = meter.news()
-            if news is not None:
-                self.channel.put("shard", news)
+        # The first loader or dataset is the one that is trained on.
+        news = self._meters[0].news() if self._meters else None
+        if news is not None:
+            self.channel.put("shard", news)
 
     def _sample(self, gpu: str | None) -> None:
         from importlib.metadata import entry_points

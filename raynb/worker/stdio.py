@@ -53,9 +53,11 @@ class LogPump:
     ----------
     path : str
         The log file; opened for appending.
+    attempt : int
+        The run's attempt; keeps line numbers of a restarted rank apart from those before.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, attempt: int = 0) -> None:
         self.path = path
         os.makedirs(os.path.dirname(path), exist_ok=True)
         self._file = open(path, "a", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
@@ -63,7 +65,7 @@ class LogPump:
         self._taken: deque[tuple[str, str]] = deque()
         self._backlog = 0
         self._open_line = {"out": (-1, ""), "err": (-1, "")}
-        self._seq = 0
+        self._seq = attempt << 32
         self.lines_dropped = 0
         self._originals: tuple[TextIO, TextIO] | None = None
 

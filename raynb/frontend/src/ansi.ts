@@ -32,7 +32,6 @@ export interface Span {
 // In order: CSI; OSC, DCS and the like up to their end (or the line's);
 // any other two-byte escape; other control characters but tab and newline.
 const ESCAPES =
-  // eslint-disable-next-line no-control-regex
   /\x1b\[([0-9:;<=>?]*)[ -/]*([@-~])|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\|$)|\x1b[ -/]*[0-~]?|[\x00-\x08\x0b-\x1f\x7f-\x9f]/g;
 
 export function parseAnsi(text: string): Span[] {

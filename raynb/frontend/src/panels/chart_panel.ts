@@ -117,13 +117,14 @@ export function mount(root: HTMLElement, ctx: Context): View {
 
   function update(state: PanelState, changed: Changed): void {
     latest = state;
-    if (changed.series || changed.choice) redraw();
+    if (changed.series || changed.choice || (changed.run && data === null)) redraw();
   }
 
   function redraw(): void {
     if (latest === null) return;
     const state = latest;
     const name = shownMetric(state, ctx.choices);
+    show(root, name !== null || state.run !== null);
     show(toolbar, name !== null);
     show(plot, name !== null);
     show(empty, name === null);

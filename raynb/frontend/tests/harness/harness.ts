@@ -63,8 +63,9 @@ function part(metric: string, rank: number, from: number, to: number): Part {
   const buckets: Bucket[] = [];
   for (let step = from; step < to; step++) {
     const value = valueOf(metric, rank, step);
-    const spread = ranks <= 4 ? 0.05 + 0.1 * Math.exp(-step / 90) : 0;
-    buckets.push([step * 5, step / 8, value, value - spread * (metric === "lr" ? 0 : 1), value + spread]);
+    const noisy = ranks <= 4 && metric === "train_loss";
+    const spread = noisy ? 0.05 + 0.1 * Math.exp(-step / 90) : 0;
+    buckets.push([step * 5, step / 8, value, value - spread, value + spread]);
   }
   return { metric, rank, start: from, buckets };
 }
