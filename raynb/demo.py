@@ -391,7 +391,12 @@ def _watch(name: str, notebook: threading.Thread, stream: Any) -> None:
     from raynb.telemetry.digest import Mirror
 
     mirror, backend = Mirror(), None
-    mirror.run = {**mirror.run, "name": name, "message": "starting the notebook's kernel"}
+    mirror.run = {
+        **mirror.run,
+        "name": name,
+        "blocking": True,
+        "message": "starting the notebook's kernel",
+    }
     view = TerminalView(stream)
     view.open(mirror)
     try:

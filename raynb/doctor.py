@@ -41,16 +41,15 @@ _LEAST_MEMORY = 2 * GIB
 _LEAST_SHARED_MEMORY = GIB
 _LEAST_DISK = 2 * GIB
 _LEAST_OPEN_FILES = 4096
-_CLUSTER_TIMEOUT_S = 20
+_CLUSTER_TIMEOUT_S = 30
 
-# Run in a process of its own: an address that nobody answers blocks ray.init for minutes.
+# Run in a process of its own: an address that nobody answers blocks Ray for minutes.
 _ASK_CLUSTER = """
 import json, sys
 import ray
-try:
-    ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
-except ConnectionError as error:
-    sys.exit(f"none: {error}")
+from raynb._ray import cluster
+if not cluster.connect():
+    sys.exit("none")
 nodes = sum(node["Alive"] for node in ray.nodes())
 print(json.dumps({
     "address": ray.get_runtime_context().gcs_address,
@@ -378,12 +377,12 @@ def check_cluster() -> list[Row]:
             timeout=_CLUSTER_TIMEOUT_S,
         )
     except subprocess.TimeoutExpired:
-        where = f"RAY_ADDRESS={address}" if address else "the cluster that was found"
+        where = f"RAY_ADDRESS={address}" if address else "a Ray cluster on this machine"
         text = f"{where} did not answer in {_CLUSTER_TIMEOUT_S} s"
         advice = (
             "unset RAY_ADDRESS or start that cluster"
             if address
-            else "run `ray stop` to clear what is left of a cluster"
+            else "end the notebook or program that started it; `ray stop` ends every Ray here"
         )
         return [Row("cluster", name, text, PROBLEM, advice)]
     said = asked.stderr.strip().splitlines()
@@ -392,9 +391,9 @@ def check_cluster() -> list[Row]:
         if address:
             advice = "unset RAY_ADDRESS or start that cluster"
             return [Row("cluster", name, f"RAY_ADDRESS={address}: {last}", PROBLEM, advice)]
-        if last.startswith("none: "):
+        if last == "none":
             return [Row("cluster", name, "none running; a run starts a local one")]
-        advice = "run `ray stop`, or use the cluster's own Ray and Python versions"
+        advice = "use the Ray and Python versions of that cluster, or end it with `ray stop`"
         return [Row("cluster", name, last, PROBLEM, advice)]
     found = json.loads(asked.stdout.strip().splitlines()[-1])
     nodes = found["nodes"]

@@ -43,4 +43,3 @@ def problems() -> list[str]:
             if not hasattr(owner, member)
         ]
     return found
-

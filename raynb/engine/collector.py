@@ -193,6 +193,7 @@ class Collector:
                 "error": run["error"],
                 "best_seen": run["best"],
                 "workers": [row for _, row in sorted(self._digest.workers.items())],
+                "events": self._digest.events[-100:],
             }
         try:
             write_record(self._filesystem, self._dir, record)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import pandas as pd
+import pyarrow as pa
 
 from raynb.engine.collector import TERMINAL, Collector, RunFacts
 from raynb.engine.spec import filesystem_of, read_record
@@ -325,9 +326,7 @@ class Run:
                 if update:
                     self._apply(update)
                 time.sleep(max(0.0, TICK_S - (time.monotonic() - began)))
-            outcome = backend.outcome()
-            history = to_frame(backend.history())
-            self._finish(outcome, history)
+            self._finish(backend.outcome(), backend.history())
             backend.close()
         except BaseException as error:
             self._lost(error)
@@ -337,7 +336,7 @@ class Run:
                     callback()
             self._done.set()
 
-    def _finish(self, outcome: Outcome, history: pd.DataFrame) -> None:
+    def _finish(self, outcome: Outcome, history: pa.Table) -> None:
         filesystem, path = filesystem_of(self.facts.run_path)
         record = read_record(filesystem, path) or {
             **self.facts.summary,
@@ -374,7 +373,7 @@ class Run:
             "error": None if stopped else shown,
         }
         self._apply(Update({"run": run}))
-        history = to_frame(read_history(*self._history_dir()))
+        history = read_history(*self._history_dir())
         self._finish(Outcome(state, None, None if stopped else lost, None, 0), history)
         self.result.record.update(state=state, ended=run["ended"], error=run["error"])
         self._error = None if stopped else lost

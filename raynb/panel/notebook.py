@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
+from html import escape as html_escape
 from typing import Any
 
 from raynb.engine.run import Run
 from raynb.panel.widget import LivePanel, missing_bundle
+from raynb.results.page import Page
+from raynb.results.static import bundle as page_bundle
 from raynb.results.static import running_html
 from raynb.telemetry.digest import Update
 
@@ -44,7 +47,7 @@ class NotebookView:
             html = running_html(self._run.mirror)
             text = f"raynb run {self._run.name!r}: {self._run.state}"
         if self._note:
-            html += f"<p><small>No live panel: {self._note}</small></p>"
+            html += f"<p><small>No live panel: {html_escape(self._note)}</small></p>"
         bundle: dict[str, Any] = {"text/plain": text, "text/html": html}
         if self.widget is not None:
             live, *_ = self.widget._repr_mimebundle_()
@@ -65,10 +68,7 @@ class NotebookView:
             bundle = result._repr_mimebundle_()
         else:
             with self._run.lock:
-                bundle = {
-                    "text/html": running_html(self._run.mirror),
-                    "text/plain": f"{self._run!r}",
-                }
+                bundle = page_bundle(Page.of_mirror(self._run.mirror))
         self._replace(bundle)
         if self.widget is not None:
             # A closed widget leaves no state in the notebook file; the record needs none.

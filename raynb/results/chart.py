@@ -297,9 +297,7 @@ def _palettised(png: io.BytesIO) -> bytes:
 
     out = io.BytesIO()
     with Image.open(png) as image:
-        image.convert("RGB").quantize(64, dither=Image.Dither.NONE).save(
-            out, "PNG", optimize=True
-        )
+        image.convert("RGB").quantize(64, dither=Image.Dither.NONE).save(out, "PNG", optimize=True)
     return out.getvalue()
 
 

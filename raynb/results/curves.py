@@ -101,7 +101,7 @@ def curves_of(
     attempt_of, rank_of = frame["attempt"].to_numpy(), frame["rank"].to_numpy()
     order = np.lexsort((rank_of, attempt_of))
     # Each group's first row in that order.
-    new = np.flatnonzero(np.diff(attempt_of[order]) | np.diff(rank_of[order])) + 1
+    new = np.flatnonzero((np.diff(attempt_of[order]) != 0) | (np.diff(rank_of[order]) != 0)) + 1
     groups = [rows for rows in np.split(order, new) if wanted is None or rank_of[rows[0]] in wanted]
     steps = frame["step"].to_numpy(dtype=np.float64)
     times = frame["time"].to_numpy(dtype=np.float64)
@@ -116,9 +116,7 @@ def curves_of(
             kept = rows[present[rows]]
             if len(kept):
                 rank, attempt = int(rank_of[rows[0]]), int(attempt_of[rows[0]])
-                curves.append(
-                    Curve(metric, rank, attempt, steps[kept], times[kept], values[kept])
-                )
+                curves.append(Curve(metric, rank, attempt, steps[kept], times[kept], values[kept]))
     return curves
 
 

@@ -26,7 +26,8 @@ from raynb.results.curves import (
 )
 from raynb.results.page import Page, duration_of, parse_best, state_of, workers_of
 from raynb.results.static import bundle
-from raynb.results.text import clean, clean_line, format_value, mapping, number, plural
+from raynb.results.text import clean, clean_line, format_value, mapping, mappings, number, plural
+from raynb.telemetry.history import concat, to_frame
 from raynb.telemetry.units import human_seconds
 
 if TYPE_CHECKING:
@@ -38,17 +39,7 @@ _MAX_FILES_NAMED = 5
 
 
 def _no_history() -> pd.DataFrame:
-    return frame_with_nans(_EMPTY)[0]
-
-
-_EMPTY = pa.table(
-    {
-        "rank": pa.array([], pa.int32()),
-        "attempt": pa.array([], pa.int32()),
-        "step": pa.array([], pa.float64()),
-        "time": pa.array([], pa.float64()),
-    }
-)
+    return to_frame(concat([]))
 
 
 @dataclass(repr=False)
@@ -233,6 +224,7 @@ class RunResult(Result):
             curves=curves_of(self.history, self._nan_rows),
             texts=last_texts(self.history),
             checkpoints=checkpoints,
+            events=mappings(self.record.get("events")),
             note="\n".join(note for note in notes if note),
             path=str(self.path),
         )
@@ -280,6 +272,8 @@ class RunResult(Result):
                 for k, v in list(mapping(self.metrics).items())[:6]
             )
             lines.append(f"  metrics      {shown or 'empty'} (with the latest checkpoint)")
+        elif self._why_no_metrics():
+            lines.append(f"  {self._why_no_metrics()}")
         names = metric_names(self.history)
         ranks = len(set(self.history["rank"]))
         told = ", ".join(clean_line(name, 40) for name in names[:8])
@@ -296,9 +290,7 @@ class RunResult(Result):
         lines.append(f"  path         {clean_line(self.path, 500)}")
         return lines
 
-    def _repr_mimebundle_(
-        self, include: object = None, exclude: object = None
-    ) -> dict[str, Any]:
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
         try:
             return bundle(self._page())
         except Exception as error:
@@ -306,9 +298,7 @@ class RunResult(Result):
             return {"text/plain": f"{self!r}\n{told}"}
 
 
-def _left_on_storage(
-    path: str, filesystem: pafs.FileSystem | None
-) -> tuple[Result | None, str]:
+def _left_on_storage(path: str, filesystem: pafs.FileSystem | None) -> tuple[Result | None, str]:
     """Ray's result of a run that did not finish, and a note when it can't be read."""
     try:
         return Result.from_path(path, storage_filesystem=filesystem), ""

@@ -354,7 +354,7 @@ def _foot(page: Page) -> str:
     versions = versions_line(page)
     return (
         f'<div style="margin:8px 0 0;padding-top:4px;border-top:{_LINE};font-size:12px">'
-        f'{_p("stored in " + stored_at(page), _MUTED)}{_p(versions, _MUTED)}</div>'
+        f"{_p('stored in ' + stored_at(page), _MUTED)}{_p(versions, _MUTED)}</div>"
     )
 
 

@@ -20,7 +20,9 @@ from typing import Any
 import nbformat
 import pytest
 
-CHROMIUM = next((p for p in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if p), None)
+CHROMIUM = next(
+    (p for p in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if p), None
+)
 CHROMIUM_FLAGS = [
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
@@ -163,7 +165,9 @@ class Notebook:
     def open(self, *, kernel: bool = True) -> Notebook:
         """Open it and wait until the notebook, and its kernel, are ready."""
         self.page.goto(f"{self.lab.url}/lab/tree/{self.name}?token={self.lab.token}&reset")
-        self.page.wait_for_function("() => window.jupyterapp?.shell?.currentWidget?.context", timeout=60_000)
+        self.page.wait_for_function(
+            "() => window.jupyterapp?.shell?.currentWidget?.context", timeout=60_000
+        )
         self.page.evaluate(
             """async (kernel) => {
                  const widget = window.jupyterapp.shell.currentWidget;
@@ -179,7 +183,9 @@ class Notebook:
 
     def run_all(self) -> None:
         """Start all cells; returns at once."""
-        self.page.evaluate("() => { window.jupyterapp.commands.execute('notebook:run-all-cells'); }")
+        self.page.evaluate(
+            "() => { window.jupyterapp.commands.execute('notebook:run-all-cells'); }"
+        )
 
     def save(self) -> None:
         self.page.evaluate("() => window.jupyterapp.shell.currentWidget.context.save()")
@@ -219,8 +225,12 @@ def open_notebook(chromium: Any, lab: Lab) -> Iterator[Callable[..., Notebook]]:
     pages = []
 
     def opener(
-        name: str, sources: list[str], *, kernel: str = "python3",
-        viewport: tuple[int, int] = (1100, 1300), dark: bool = False,
+        name: str,
+        sources: list[str],
+        *,
+        kernel: str = "python3",
+        viewport: tuple[int, int] = (1100, 1300),
+        dark: bool = False,
     ) -> Notebook:
         page = chromium.new_page(viewport={"width": viewport[0], "height": viewport[1]})
         pages.append(page)

@@ -10,9 +10,9 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from ipykernel.compiler import XCachingCompiler
 from IPython.core.completer import provisionalcompleter
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
-from ipykernel.compiler import XCachingCompiler
 from traitlets.config import Config
 
 import raynb
@@ -344,7 +344,7 @@ def variables(ip: InteractiveShell) -> InteractiveShell:
     ("text", "found"),
     [
         ("%%distributed_train --num|\nx = 1", {"--num-workers": "--num", "--num-to-keep": "--num"}),
-        ("%%distributed_train -n 2 --placement-strategy S|\nx", {"SPREAD": "S", "STRICT_PACK": "S", "STRICT_SPREAD": "S"}),
+        ("%%distributed_train -n 2 --placement-strategy STRICT_P|", {"STRICT_PACK": "STRICT_P"}),
         ("%%distributed_train --placement-strategy=sp|\nx", {"SPREAD": "sp"}),
         ("%%distributed_train --backend |\nx", {"nccl": "", "gloo": ""}),
         ("%%distributed_train -c conf|\nx", {"config": "conf", "config_b": "conf"}),
@@ -372,7 +372,7 @@ def test_every_spelling_is_offered(ip: InteractiveShell) -> None:
         "%%distributed_train -n 2\nconf|",
         "%%distributed_train -n 2\nx = 1\nconfig.ke|",
         "conf|",
-        "%%timeit conf|\nx",
+        "%%timeit -n 2\nconf|",
         "%%distributed_tr|",
         "%%distributed_train -c os.pat|\nx",
     ],

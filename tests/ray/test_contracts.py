@@ -1,0 +1,55 @@
+"""Contract tests: the Ray internals that raynb stands on are there and behave as it needs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import psutil
+import pytest
+import ray
+
+from raynb._ray import cluster as ray_cluster
+from raynb._ray import compat
+
+
+def test_everything_needed_is_there() -> None:
+    assert compat.problems() == []
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_local_cluster_listens_on_loopback_alone() -> None:
+    me = psutil.Process()
+    listening = set()
+    for process in [me, *me.children(recursive=True)]:
+        try:
+            for c in process.net_connections("inet"):
+                if c.status == psutil.CONN_LISTEN:
+                    listening.add(c.laddr.ip)
+        except psutil.Error:
+            continue
+    assert listening, "Ray listens somewhere"
+    assert listening <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+    # The switch is put back: another cluster started by hand is the user's own business.
+    assert "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER" not in os.environ
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_fixed_cluster_has_no_autoscaling_limits() -> None:
+    assert ray_cluster.autoscaling_limits() is None
+
+
+@pytest.mark.usefixtures("cluster")
+def test_connect_finds_this_session() -> None:
+    assert ray_cluster.connect() is True
+    assert ray.is_initialized()
+
+
+def test_workers_import_neither_ipython_nor_widgets() -> None:
+    code = (
+        "import sys, raynb, raynb.worker.runtime, raynb.engine.trainer, raynb._ray.controller;"
+        "print([m for m in ('IPython', 'ipywidgets', 'matplotlib') if m in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

@@ -1,0 +1,324 @@
+"""RunResult: Ray's Result kept as it is, the rest joined, and a display that never raises."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+import ray.train
+
+from raynb.engine.spec import RunSpec
+from raynb.errors import OptionError, TrainingError
+from raynb.results import run_result
+from raynb.results.curves import curves_of, frame_with_nans, last_values
+from raynb.results.run_result import RunResult
+from raynb.telemetry.digest import new_worker
+from raynb.telemetry.events import Record, RecordBatch
+from raynb.telemetry.history import concat, to_frame, to_table
+
+START = 1_790_000_000.0
+
+
+def table(ranks: int = 2, n: int = 5, attempt: int = 0, **more: Any) -> pa.Table:
+    parts = [
+        to_table(
+            rank,
+            attempt,
+            RecordBatch.of(
+                [Record(k, START + k, {"acc": k / 10, "loss": 1 / (k + 1) + rank, **more})
+                 for k in range(n)]
+            ),
+        )
+        for rank in range(ranks)
+    ]  # fmt: skip
+    return concat(parts)
+
+
+def record(state: str = "finished", **more: Any) -> dict[str, Any]:
+    spec = RunSpec(name="demo", num_workers=2, best=("acc", "max"))
+    return {
+        "name": "demo",
+        "state": state,
+        "started": START,
+        "ended": START + 42.5,
+        "world_size": 2,
+        "options": spec.summary(),
+        "workers": [new_worker(0), new_worker(1)],
+        **more,
+    }
+
+
+def checkpoint(directory: Path, name: str = "model.pt", size: int = 2048) -> ray.train.Checkpoint:
+    (directory / name).parent.mkdir(parents=True, exist_ok=True)
+    (directory / name).write_bytes(b"x" * size)
+    return ray.train.Checkpoint(str(directory))
+
+
+@pytest.fixture
+def ray_result(tmp_path: Path) -> ray.train.Result:
+    kept = [
+        (checkpoint(tmp_path / f"checkpoint_00000{k}"), {"acc": acc})
+        for k, acc in enumerate((math.nan, 0.5, 0.9))
+    ]
+    return ray.train.Result(
+        metrics={"acc": 0.7},
+        checkpoint=kept[-1][0],
+        error=None,
+        path=str(tmp_path),
+        metrics_dataframe=pd.DataFrame([m for _, m in kept]),
+        best_checkpoints=kept,
+        return_value="back",
+    )
+
+
+def test_it_is_rays_result_with_rays_fields(ray_result: ray.train.Result) -> None:
+    result = RunResult.of(ray_result, record=record(), history=table())
+    assert isinstance(result, ray.train.Result)
+    for name in ("metrics", "checkpoint", "error", "path", "metrics_dataframe",
+                 "best_checkpoints", "return_value", "_storage_filesystem"):  # fmt: skip
+        assert getattr(result, name) is getattr(ray_result, name)
+    assert result.get_best_checkpoint("acc", "max") is ray_result.get_best_checkpoint("acc", "max")
+    assert (result.name, result.state) == ("demo", "finished")
+    assert (result.duration, result.num_workers) == (42.5, 2)
+    assert list(result.history.columns) == ["rank", "attempt", "step", "time", "acc", "loss"]
+    assert len(result.history) == 10
+    assert result.record["options"]["best"] == "acc:max"
+
+
+def test_it_travels(ray_result: ray.train.Result) -> None:
+    result = RunResult.of(ray_result, record=record("failed"), history=table())
+    result.error.result = result
+    back = pickle.loads(pickle.dumps(result))
+    assert isinstance(back, RunResult)
+    assert back.error.result is back
+    assert back.history.equals(result.history)
+
+
+def test_a_failed_run_without_checkpoints(tmp_path: Path) -> None:
+    error = {"title": "ValueError: no", "rank": 1, "text": "Traceback", "line": None}
+    result = RunResult.of(
+        None, record=record("failed", error=error), history=table(), path=str(tmp_path)
+    )
+    assert result.state == "failed"
+    assert isinstance(result.error, TrainingError)
+    assert result.error.rank == 1
+    assert "ValueError: no" in str(result.error)
+    assert result.checkpoint is None
+    assert result.path == str(tmp_path)
+    assert len(result.history) == 10
+    assert "ValueError: no" in repr(result)
+    given = RuntimeError("mine")
+    assert RunResult.of(None, record=record("failed"), history=table(), error=given,
+                        path=str(tmp_path / "none")).error is given  # fmt: skip
+
+
+def test_a_stopped_run_is_no_error(tmp_path: Path) -> None:
+    result = RunResult.of(None, record=record("stopped"), history=table(), path=str(tmp_path))
+    assert (result.state, result.error) == ("stopped", None)
+    assert "stopped" in repr(result)
+
+
+def test_a_run_whose_supervisor_died() -> None:
+    dead = RunResult.of(None, record=record("running", ended=None), history=table(),
+                        error=RuntimeError("gone"), path="/nowhere/x")  # fmt: skip
+    assert dead.state == "failed"
+    assert dead.duration is None
+    assert "gone" in dead._repr_mimebundle_()["text/html"]
+
+
+def test_what_a_failed_run_left_on_storage_is_used(
+    ray_result: ray.train.Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def from_path(path: str, storage_filesystem: object = None) -> ray.train.Result:
+        asked.append((path, storage_filesystem))
+        return ray_result
+
+    monkeypatch.setattr(run_result.Result, "from_path", from_path)
+    filesystem = pa.fs.LocalFileSystem()
+    result = RunResult.of(
+        None, record=record("failed"), history=table(), filesystem=filesystem, path="/runs/demo"
+    )
+    assert asked == [("/runs/demo", filesystem)]
+    assert result.checkpoint is ray_result.checkpoint
+    assert result.state == "failed"
+    assert result.error is not None
+
+
+def test_a_broken_snapshot_is_told_not_raised(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint_manager_snapshot.json").write_text("{")
+    result = RunResult.of(None, record=record("stopped"), history=table(), path=str(tmp_path))
+    assert result.best_checkpoints is None
+    assert "can't be read" in result._repr_mimebundle_()["text/plain"]
+
+
+def test_the_display_lists_checkpoints(ray_result: ray.train.Result) -> None:
+    bundle = RunResult.of(ray_result, record=record(), history=table())._repr_mimebundle_()
+    assert set(bundle) == {"text/plain", "text/html", "image/png"}
+    text = bundle["text/plain"]
+    lines = [line for line in text.splitlines() if line.startswith("  [")]
+    assert lines == [
+        "  [0] checkpoint_000000 · 2.0 kiB · acc NaN",
+        "  [1] checkpoint_000001 · 2.0 kiB · acc 0.5",
+        "  [2] checkpoint_000002 ★ best · 2.0 kiB · acc 0.9",
+    ]
+    assert "best_checkpoints[1][0].as_directory()" in text
+    assert "metrics is None" not in text
+
+
+def test_the_line_that_loads_a_checkpoint_works(tmp_path: Path) -> None:
+    import os
+
+    import torch
+
+    directory = tmp_path / "checkpoint_000000"
+    (directory / 'we"ird').mkdir(parents=True)
+    torch.save({"w": torch.ones(2)}, directory / 'we"ird' / "model.pth")
+    torch.save({}, directory / "a_optimizer.pt")
+    kept = ray.train.Checkpoint(str(directory))
+    result = RunResult.of(
+        ray.train.Result(None, kept, None, str(tmp_path), best_checkpoints=[(kept, {})]),
+        record=record(),
+        history=table(),
+    )
+    (row,) = result._page().checkpoints
+    names = {"result": result, "torch": torch, "os": os}
+    exec(row["code"], names)
+    assert names["state"]["w"].tolist() == [1, 1]
+
+
+def test_without_option_best_none_is_marked(ray_result: ray.train.Result) -> None:
+    plain = record()
+    plain["options"] = {**plain["options"], "best": None}
+    text = RunResult.of(ray_result, record=plain, history=table())._repr_mimebundle_()["text/plain"]
+    assert "★" not in text
+
+
+def test_other_files_are_named(tmp_path: Path) -> None:
+    kept = checkpoint(tmp_path / "checkpoint_000000", "weights.safetensors")
+    page = RunResult.of(
+        ray.train.Result(None, kept, None, str(tmp_path), best_checkpoints=[(kept, {})]),
+        record=record(),
+        history=table(),
+    )._page()
+    assert page.checkpoints[0]["code"] == "# files: weights.safetensors"
+
+
+def test_metrics_none_is_explained(tmp_path: Path) -> None:
+    result = RunResult.of(
+        ray.train.Result(None, None, None, str(tmp_path)), record=record(), history=table()
+    )
+    assert result.metrics is None
+    text = result._repr_mimebundle_()["text/plain"]
+    assert "metrics is None: Ray keeps metrics only with a checkpoint" in text
+    assert "all 10 records are in .history" in text
+
+
+def test_no_display_raises_when_storage_or_all_else_is_broken(
+    ray_result: ray.train.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = ray.train.Checkpoint(str(tmp_path / "gone" / "checkpoint_000007"))
+    ray_result.best_checkpoints.append((gone, None))
+    result = RunResult.of(ray_result, record=record(), history=table())
+    text = result._repr_mimebundle_()["text/plain"]
+    assert "[3] checkpoint_000007 · n/a" in text
+    assert "can't be read" in text
+
+    def broken(*_: object) -> None:
+        raise OSError("storage is away")
+
+    monkeypatch.setattr(run_result, "bundle", broken)
+    assert "storage is away" in result._repr_mimebundle_()["text/plain"]
+    result.history = None  # type: ignore[assignment]
+    result.best_checkpoints = 7
+    assert "RunResult" in repr(result)
+    assert "RunResult" in result._repr_mimebundle_()["text/plain"]
+
+
+def test_repr_is_short_and_plain(ray_result: ray.train.Result) -> None:
+    result = RunResult.of(ray_result, record=record(name="a\x1b[31m\nb"), history=table())
+    lines = repr(result).splitlines()
+    assert lines[0] == "RunResult 'a b' · finished in 42 s · 2 workers"
+    assert lines[2] == "  history      10 records of 2 ranks: acc, loss"
+    assert len(lines) == 5
+
+
+def nan_table() -> pa.Table:
+    records = [Record(0, START, {"loss": 1.0, "lr": 0.1}), Record(1, START, {"loss": math.nan}),
+               Record(2, START, {"lr": 0.2})]  # fmt: skip
+    later = to_table(1, 0, RecordBatch.of([Record(0, START, {"loss": 5.0})]))
+    # Rank 1 was written first: the history's order is another one.
+    return concat([later, to_table(0, 0, RecordBatch.of(records))])
+
+
+def test_a_logged_nan_is_told_from_an_absent_value() -> None:
+    frame, nan_rows = frame_with_nans(nan_table())
+    assert {k: v.tolist() for k, v in nan_rows.items()} == {"loss": [1]}
+    pd.testing.assert_frame_equal(frame, to_frame(nan_table()))
+    curves = curves_of(frame, nan_rows)
+    loss = next(c for c in curves if (c.metric, c.rank) == ("loss", 0))
+    assert loss.step.tolist() == [0, 1]
+    assert math.isnan(last_values(curves, "loss")[0])
+    assert last_values(curves, "lr") == {0: 0.2}
+    text = RunResult.of(None, record=record("stopped"), history=nan_table(), path="/none/x")
+    assert "NaN" in text._repr_mimebundle_()["text/plain"]
+
+
+def test_an_empty_history_and_an_empty_record() -> None:
+    empty = RunResult.of(None, record={}, history=concat([]), path="/none/x")
+    assert (empty.name, empty.num_workers, empty.duration) == ("x", None, None)
+    assert "0 records" in repr(empty)
+    assert "No metrics" in empty._repr_mimebundle_()["text/html"]
+    assert len(RunResult(metrics=None, checkpoint=None, error=None, path="").history) == 0
+
+
+def test_text_metrics_are_shown() -> None:
+    result = RunResult.of(
+        None, record=record("stopped"), history=table(phase="warm"), path="/none/x"
+    )
+    assert "phase" in result._repr_mimebundle_()["text/plain"]
+    assert "warm" in result._repr_mimebundle_()["text/plain"]
+
+
+@pytest.fixture
+def axes() -> Any:
+    from matplotlib.figure import Figure
+
+    return Figure().add_subplot()
+
+
+def plotted() -> RunResult:
+    history = concat([table(), table(attempt=1), table(ranks=1, n=2, attempt=2, extra=1.0)])
+    return RunResult.of(None, record=record("stopped"), history=history, path="/none/x")
+
+
+def test_plot_draws_the_loss_of_each_rank_and_attempt(axes: Any) -> None:
+    assert plotted().plot(ax=axes) is axes
+    drawn = [line for line in axes.get_lines() if line.get_linewidth() > 1]
+    assert len(drawn) == 5  # 2 + 2 + 1
+    assert axes.get_ylabel() == "loss"
+    assert [t.get_text() for t in axes.get_legend().get_texts()] == ["rank 0", "rank 1"]
+
+
+def test_plot_takes_metrics_ranks_and_time(axes: Any) -> None:
+    plotted().plot(["acc", "loss"], ranks=[1], x="time", ax=axes)
+    drawn = [line for line in axes.get_lines() if line.get_linewidth() > 1]
+    assert len(drawn) == 4
+    labels = [t.get_text() for t in axes.get_legend().get_texts()]
+    assert sorted(labels) == ["acc · rank 1", "loss · rank 1"]
+    assert min(line.get_xdata().min() for line in drawn) == 0
+    assert "seconds" in axes.get_xlabel()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"metrics": "los"}, {"ranks": [7]}, {"x": "epoch"}], ids=["metric", "rank", "x"]
+)
+def test_plot_says_what_there_is(wrong: dict[str, Any], axes: Any) -> None:
+    with pytest.raises(OptionError):
+        plotted().plot(ax=axes, **wrong)
