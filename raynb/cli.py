@@ -74,7 +74,9 @@ def _parser() -> argparse.ArgumentParser:
     demo = commands.add_parser("demo", help="train a small model on this machine, in a terminal")
     demo.add_argument("--workers", type=_positive, default=2, metavar="N", help="default: 2")
     demo.add_argument("--epochs", type=_positive, default=2, metavar="E", help="default: 2")
-    demo.add_argument("--limit", type=_positive, metavar="ROWS", help="train on so many rows only")
+    demo.add_argument(
+        "--limit", type=_rows, metavar="ROWS", help="training rows; 0 for all; default: 12000"
+    )
     demo.add_argument(
         "--dataset",
         choices=("fashion-mnist", "digits"),
@@ -99,12 +101,20 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _positive(text: str) -> int:
+    return _whole(text, 1)
+
+
+def _rows(text: str) -> int:
+    return _whole(text, 0)
+
+
+def _whole(text: str, least: int) -> int:
     try:
         number = int(text)
     except ValueError:
-        number = 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+        number = least - 1
+    if number < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
     return number
 
 

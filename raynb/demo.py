@@ -16,6 +16,7 @@ from typing import Any
 from raynb.errors import OptionError, StorageError
 
 DATASETS = ("fashion-mnist", "digits")
+DEFAULT_ROWS = 12_000
 #: Where Debian's package dataset-fashion-mnist puts the four files.
 DEBIAN_FILES = Path("/usr/share/datasets/fashion-mnist")
 #: What torchvision reads under ``root/FashionMNIST/raw``.
@@ -203,7 +204,7 @@ def build_notebook(
     dataset: str = "fashion-mnist",
     workers: int = 2,
     epochs: int = 2,
-    rows: int | None = 12_000,
+    rows: int | None = DEFAULT_ROWS,
     name: str = "quickstart",
     storage_path: str = "",
     data: str | None = None,
@@ -257,7 +258,7 @@ def run_demo(
     *,
     workers: int = 2,
     epochs: int = 2,
-    limit: int | None = 12_000,
+    limit: int | None = None,
     dataset: str | None = None,
     data: str | None = None,
     json_output: bool = False,
@@ -268,8 +269,8 @@ def run_demo(
     Parameters
     ----------
     workers, epochs : int
-    limit : int or None
-        Training rows; None or 0 for all.
+    limit : int, optional
+        Training rows, 0 for all; by default as many as end within minutes on two cores.
     dataset : str, optional
         By default FashionMNIST where it can be had, else digits.
     data : str, optional
@@ -290,7 +291,7 @@ def run_demo(
             raise OptionError(f"{option} must be at least 1, not {value}")
     if limit is not None and limit < 0:
         raise OptionError(f"--limit must be 0 (all) or more, not {limit}")
-    limit = limit or None
+    rows = DEFAULT_ROWS if limit is None else limit or None
     dataset, root = _choose(dataset, data)
     name = time.strftime("demo-%Y%m%d-%H%M%S")
     directory = Path(out or Path("runs") / name).expanduser().absolute()
@@ -299,7 +300,7 @@ def run_demo(
         dataset=dataset,
         workers=workers,
         epochs=epochs,
-        rows=limit,
+        rows=rows,
         name=name,
         storage_path=str(directory),
         data=root,
@@ -359,7 +360,9 @@ def _execute_watched(notebook: Any, name: str, directory: Path, stream: Any) -> 
 
     def execute() -> None:
         try:
-            client.execute(env=env)
+            # The kernel's own stderr is Ray's chatter at its end; what matters is in the notebook.
+            with (directory / "kernel.log").open("w") as log:
+                client.execute(env=env, stdout=log, stderr=log)
         except nbclient.exceptions.CellExecutionError as error:
             failure.append(str(error))
         except Exception as error:

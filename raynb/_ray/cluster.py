@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from collections.abc import Iterator
 from typing import Any
 
 import ray
 import ray._private.ray_constants as ray_constants
 import ray._private.state as ray_state
+import ray._private.utils as ray_utils
+
+from raynb.errors import ResourceError
 
 
 @contextlib.contextmanager
@@ -39,22 +43,53 @@ _QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
 
 
 def connect() -> bool:
-    """Connect to the Ray there is: this process's session, ``RAY_ADDRESS``, or a local cluster.
+    """Connect to the Ray there is: this process's session, ``RAY_ADDRESS``, or ``ray start``'s.
+
+    A local cluster that another process started for itself is left alone: it ends with that
+    process. Ray's own search for an address finds those too, and hangs on one that listens on
+    loopback; hence its record of the last ``ray start`` is read here, an internal of Ray.
 
     Returns
     -------
     bool
         False when there is none.
+
+    Raises
+    ------
+    ResourceError
+        When ``RAY_ADDRESS`` names a cluster that does not answer.
     """
     if ray.is_initialized():
         return True
-    if os.environ.get("RAY_ADDRESS"):
-        ray.init(**_QUIET)
+    given = os.environ.get("RAY_ADDRESS", "")
+    if given == "local":
+        return False
+    address = given if given not in ("", "auto") else ray_utils.read_ray_address()
+    if not address:
+        return False
+    if not _answers(address):
+        if address != given:
+            return False  # the record of a cluster that is gone
+        raise ResourceError(
+            f"RAY_ADDRESS is {address!r}, and nothing answers there",
+            hint="start that cluster, or unset RAY_ADDRESS to let raynb start a local one",
+        )
+    host = address.rpartition(":")[0]
+    here = _loopback() if host in ("127.0.0.1", "localhost", "[::1]") else contextlib.nullcontext()
+    with here:
+        ray.init(address=address, **_QUIET)
+    return True
+
+
+def _answers(address: str) -> bool:
+    """Whether something listens at ``host:port``; a ``ray://`` address is Ray's to judge."""
+    if "://" in address:
         return True
+    host, _, port = address.rpartition(":")
     try:
-        ray.init(address="auto", **_QUIET)
-        return True
-    except ConnectionError:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=5):
+            return True
+    except (OSError, ValueError):
         return False
 
 

@@ -20,6 +20,7 @@ _NEEDED = (
     ("ray.train.v2.torch.train_loop_utils", "prepare_data_loader", ()),
     ("ray._private.ray_constants", "ENABLE_RAY_CLUSTER", ()),
     ("ray._private.ray_constants", "ENABLE_RAY_CLUSTERS_ENV_VAR", ()),
+    ("ray._private.utils", "read_ray_address", ()),
     ("ray._private.state", "state", ("get_max_resources_from_cluster_config",)),
 )  # fmt: skip
 

@@ -8,7 +8,7 @@ import ray
 from ray.train.v2._internal.execution.callback import ControllerCallback, WorkerGroupCallback
 
 
-class SupervisorCallback(ControllerCallback, WorkerGroupCallback):  # type: ignore[misc]
+class SupervisorCallback(ControllerCallback, WorkerGroupCallback):
     """Hands the controller's handle and its states to the supervisor.
 
     Reason for the internals: the public ``UserCallback`` has no hook for states, and Ray offers

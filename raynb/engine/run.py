@@ -66,7 +66,8 @@ class RemoteBackend:
             )
         options = {"name": supervisor_name(facts.name), "namespace": NAMESPACE}
         # Detached: the run outlives this kernel wherever the cluster does.
-        return cls(Supervisor.options(lifetime="detached", **options).remote(facts, env))
+        actor_class: Any = Supervisor
+        return cls(actor_class.options(lifetime="detached", **options).remote(facts, env))
 
     def poll(self, watcher: str, timeout: float) -> Update:
         content, buffers = self._ray.get(

@@ -25,6 +25,8 @@ RAY_DEFAULTS = {
 }
 #: Seconds that workers get to send what they have before they are killed.
 DRAIN_S = 0.3
+#: Seconds that Ray Train's own abort gets before its controller is killed.
+ABORT_S = 4.0
 #: Seconds after which a supervisor that nobody asks any more leaves.
 LINGER_S = 600.0
 
@@ -199,7 +201,8 @@ class Supervisor:
                 return
         with contextlib.suppress(Exception):
             self._controller.abort.remote()
-        if not self._ended.wait(8):
+        # A controller that waits for resources is deaf until it has them.
+        if not self._ended.wait(ABORT_S):
             self._collector.event("the controller does not answer: killing it", "warn")
             with contextlib.suppress(Exception):
                 ray.kill(self._controller)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import sys
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 
 
@@ -75,6 +76,27 @@ def labels(shell: Any) -> dict[str, str]:
         if label is not None:
             known[filename] = " ".join(label)
     return known
+
+
+def from_cell_on(trace: TracebackType | None, filename: str) -> TracebackType | None:
+    """Drop the frames above a cell's own.
+
+    Parameters
+    ----------
+    trace : traceback or None
+        Of an error.
+    filename : str
+        IPython's file name of the cell.
+
+    Returns
+    -------
+    traceback or None
+        From the cell's first frame on; all of it when the cell is not in it.
+    """
+    step = trace
+    while step is not None and step.tb_frame.f_code.co_filename != filename:
+        step = step.tb_next
+    return step or trace
 
 
 def _join_continued(shell: Any, line: str, body: str) -> tuple[str, str, int]:

@@ -43,7 +43,7 @@ class RayNB(Configurable):
         None, min=1, allow_none=True, help="Checkpoints to keep; None keeps all."
     ).tag(config=True)
     out = Unicode("result", help="The variable that gets the result.").tag(config=True)
-    echo = Bool(False, help="Print rank 0's output below the panel as well.").tag(config=True)
+    echo = Bool(False, help="Print the workers' output below the panel as well.").tag(config=True)
     capture_limit_mib = Float(
         50.0,
         min=0.0,

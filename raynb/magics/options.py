@@ -203,7 +203,7 @@ FUNC = Option(
     example="--func train",
 )
 BACKGROUND = Option(("--background",), "return at once; the variable of -o gets the run")
-ECHO = Option(("--echo",), "print rank 0's output below the panel as well", negatable=True)
+ECHO = Option(("--echo",), "print the workers' output below the panel as well", negatable=True)
 DRY_RUN = Option(("--dry-run",), "show what would be captured and run, and start nothing")
 HELP = Option(("-h", "--help"), "show this text")
 

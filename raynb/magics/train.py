@@ -73,6 +73,7 @@ class TrainMagics(Magics):
         The cell is the train function's body, or defines `train_func(config)`. Names it reads
         and does not define come from the notebook. The outcome is bound to `result`.
         """
+        __tracebackhide__ = True
         here = None if cell is None else cells.locate(self.shell, NAME, line, cell)
         magic = self.distributed_train
         args = parse(magic, line if here is None else here.line)
@@ -133,6 +134,7 @@ class TrainMagics(Magics):
     ) -> None:
         from raynb import api
 
+        __tracebackhide__ = True
         run = api.run_cell(spec, capture, background=background, echo=echo)
         if background:
             self.shell.user_ns[out] = run
@@ -141,6 +143,10 @@ class TrainMagics(Magics):
             run.wait()
         except KeyboardInterrupt:
             raise RunInterrupted(f"run {spec.name} stopped; `{out}` holds what came") from None
+        except Exception as error:
+            # A local run raises the cell's own error, under raynb's and Ray's frames.
+            error.__traceback__ = cells.from_cell_on(error.__traceback__, capture.program.filename)
+            raise
         finally:
             self.shell.user_ns[out] = run.result
 

@@ -30,7 +30,7 @@ def missing_bundle() -> str | None:
     )
 
 
-class LivePanel(anywidget.AnyWidget):  # type: ignore[misc]
+class LivePanel(anywidget.AnyWidget):
     """The browser's view of one run.
 
     Parameters

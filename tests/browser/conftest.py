@@ -135,6 +135,36 @@ def _shut_kernels(url: str, token: str) -> None:
         pass
 
 
+#: Kernels that the Stop button is tried on, beside the installed one.
+OTHER_IPYKERNELS = ("6.29.5", "7.3.0")
+
+
+@pytest.fixture(scope="session")
+def other_kernels(lab: Lab) -> None:
+    """Kernelspecs that run other releases of ipykernel, before the installed one on the path."""
+    for version in OTHER_IPYKERNELS:
+        home = lab.root.parent / f"ipykernel-{version}"
+        subprocess.run(
+            [
+                sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(home),
+                f"ipykernel=={version}", "nest_asyncio",
+            ],
+            check=True,
+        )  # fmt: skip
+        spec = lab.root.parent / "data" / "kernels" / f"ipykernel-{version}"
+        spec.mkdir(parents=True)
+        (spec / "kernel.json").write_text(
+            json.dumps(
+                {
+                    "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+                    "display_name": f"ipykernel {version}",
+                    "language": "python",
+                    "env": {"PYTHONPATH": str(home)},
+                }
+            )
+        )
+
+
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
     """Debian's Chromium under Playwright; required where RAYNB_REQUIRE_BROWSER is set."""

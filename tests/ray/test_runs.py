@@ -239,6 +239,33 @@ def test_stop(notebook: Any, nothing_left: Callable[..., None], where: str) -> N
     assert ray.is_initialized()
 
 
+def test_a_run_that_waits_for_resources_says_so_and_stops(
+    notebook: Any, nothing_left: Callable[..., None]
+) -> None:
+    @ray.remote(num_cpus=3)
+    class Busy:
+        def ready(self) -> bool:
+            return True
+
+    busy = Busy.remote()
+    ray.get(busy.ready.remote())
+    try:
+        notebook.run("%%distributed_train -n 2 --background -o run\nimport torch")
+        run = notebook["run"]
+        end = time.monotonic() + 60
+        while run.mirror.run["state"] != "waiting" or not run.mirror.workers:
+            assert time.monotonic() < end, run.mirror.run
+            time.sleep(0.1)
+        assert "needs 2 CPU; free: 1 CPU" in run.mirror.run["message"]
+        began = time.monotonic()
+        run.stop()
+        assert run.wait(timeout=10).state == "stopped"
+        assert time.monotonic() - began < 10
+    finally:
+        ray.kill(busy)
+    nothing_left([])
+
+
 def test_restart_keeps_attempts_apart(notebook: Any) -> None:
     notebook.run("import raynb")
     notebook.run(

@@ -149,6 +149,30 @@ def test_local_runs_take_values_as_they_are(ip: InteractiveShell, api: FakeApi) 
     assert isinstance(failure(ip, "%%distributed_train --local --background\n1"), OptionError)
 
 
+@pytest.mark.parametrize("compiler", [None, XCachingCompiler])
+def test_an_error_of_a_local_run_shows_the_cells_frames_only(
+    ip: InteractiveShell,
+    api: FakeApi,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    compiler: type | None,
+) -> None:
+    if compiler is not None:
+        ip.compile = compiler()
+
+    def wait(run: FakeRun) -> None:
+        program = api.started[-1].capture.program
+        exec(compile(program.source, program.filename, "exec"), {})
+
+    monkeypatch.setattr(FakeRun, "wait", wait)
+    cell(ip, "def unrelated(): pass").raise_error()
+    error = failure(ip, "%%distributed_train --local\ndef f():\n    return 1/0\n\nf()\n")
+    assert isinstance(error, ZeroDivisionError)
+    shown = capsys.readouterr().out
+    assert "----> 3     return 1/0" in shown and "----> 5 f()" in shown
+    assert "train.py" not in shown and "test_magics.py" not in shown, shown
+
+
 def test_a_dry_run_shows_capture_and_spec_and_starts_nothing(
     ip: InteractiveShell, api: FakeApi, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
