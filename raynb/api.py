@@ -298,8 +298,7 @@ def _start_local(run: Any, spec: RunSpec, make: MakeTrainer, *, show: bool, echo
         open_view(run, echo=echo)
     run.when_done(lambda: close_view(run))
     run.attach(backend)
-    trainer = make(_link(spec, collector))()
-    backend.ended, raised = fit_here(trainer, collector)
+    backend.ended, raised = fit_here(make(_link(spec, collector)), collector)
     run.finish_local(raised)
     return run
 

@@ -154,7 +154,7 @@ from torch.utils.data import DataLoader, Subset
 {imports}from torchvision.models import resnet18
 
 model = resnet18(num_classes=10)
-model.conv1 = torch.nn.Conv2d(1, 64, kernel_size=3, padding=1, bias=False)  # one colour channel
+model.conv1 = torch.nn.Conv2d(1, 64, kernel_size=7, stride=2, padding=3, bias=False)  # grey images
 model = ray.train.torch.prepare_model(model)
 optimizer = torch.optim.Adam(model.parameters(), lr=config["lr"])
 criterion = torch.nn.CrossEntropyLoss()

@@ -102,8 +102,9 @@ def start_local(**options: Any) -> None:
         For ``ray.init``, such as ``num_cpus``.
     """
     with _loopback():
-        # The dashboard's own server costs memory and seconds that training does not need.
-        ray.init(address="local", include_dashboard=False, **_QUIET, **options)
+        # Ray Train cleans up after a controller that died through the state API, which is part of
+        # the dashboard: without it the placement group would stay for ever.
+        ray.init(address="local", include_dashboard=True, **_QUIET, **options)
 
 
 def autoscaling_limits() -> dict[str, float] | None:

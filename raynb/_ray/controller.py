@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import ray
+import ray.train.v2._internal.execution.worker_group.worker_group as worker_group
 from ray.train.v2._internal.execution.callback import ControllerCallback, WorkerGroupCallback
 
 
@@ -31,6 +32,23 @@ class SupervisorCallback(ControllerCallback, WorkerGroupCallback):
         # Waited for: a run that can't be stopped must not start.
         handle = ray.get_runtime_context().current_actor
         ray.get(self._supervisor.controller_ready.remote(handle), timeout=30)
+        self._watch_placement_groups()
+
+    def _watch_placement_groups(self) -> None:
+        """Let the supervisor know of each placement group while the controller waits for it.
+
+        Reason for the internals: a controller that waits for resources hears no abort, and Ray's
+        own cleaner learns of the group only once it is placed. Whoever ends such a controller has
+        to remove the group, and no hook tells which one it is.
+        """
+        original = worker_group.placement_group
+
+        def placement_group(*args: Any, **kwargs: Any) -> Any:
+            group = original(*args, **kwargs)
+            self._tell("placement_group", group=group)
+            return group
+
+        worker_group.placement_group = placement_group
 
     def after_controller_state_update(self, previous_state: Any, current_state: Any) -> None:
         before, now = _name(previous_state), _name(current_state)
@@ -43,8 +61,8 @@ class SupervisorCallback(ControllerCallback, WorkerGroupCallback):
         ref = self._tell("group_starting", num_workers=worker_group_context.num_workers)
         ray.get(ref, timeout=30)
 
-    def after_worker_group_start(self, worker_group: Any) -> None:
-        self._tell("group_started", num_workers=len(worker_group))
+    def after_worker_group_start(self, started: Any) -> None:
+        self._tell("group_started", num_workers=len(started))
 
 
 def _name(state: Any) -> str:

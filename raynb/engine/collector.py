@@ -60,6 +60,7 @@ class Collector:
         self.failures: list[dict[str, Any]] = []
         self.reports: list[dict[str, Any]] = []
         self._closed = threading.Event()
+        self._record_lock = threading.Lock()
         self.write_record()
         self._thread = threading.Thread(target=self._tick, name="raynb-history", daemon=True)
         self._thread.start()
@@ -104,7 +105,12 @@ class Collector:
                 self._digest.set_worker(rank, status="stopped")
             for rank in range(num_workers):
                 self._digest.set_worker(
-                    rank, status="starting", attempt=self._attempt, shard=None, util=None
+                    rank,
+                    status="starting",
+                    attempt=self._attempt,
+                    shard=None,
+                    util=None,
+                    rate=None,
                 )
             self._digest.set_run(
                 attempt=self._attempt - self._first_attempt, world_size=num_workers
@@ -118,7 +124,12 @@ class Collector:
                 self._attempt = self._first_attempt
             self._digest.set_run(world_size=who["world_size"])
             self._digest.set_worker(
-                who["rank"], node=who["node"], ip=who["ip"], pid=who["pid"], status="running"
+                who["rank"],
+                attempt=self._attempt,
+                node=who["node"],
+                ip=who["ip"],
+                pid=who["pid"],
+                status="running",
             )
             self._news.notify_all()
             return self._attempt
@@ -130,11 +141,13 @@ class Collector:
         with self._news:
             self._digest.apply(batch)
             if batch.failure is not None:
+                now = time.time()
                 failure = {
+                    "at": now,
                     **batch.failure,
                     "rank": batch.rank,
                     "attempt": batch.attempt,
-                    "time": time.time(),
+                    "time": now,
                 }
                 self.failures.append(failure)
                 self._digest.event(
@@ -175,6 +188,11 @@ class Collector:
 
     def write_record(self) -> None:
         """Write ``record.json``: what a later session needs to know of this run."""
+        # One at a time, so that an older one never comes last.
+        with self._record_lock:
+            self._write_record()
+
+    def _write_record(self) -> None:
         with self._news:
             run = dict(self._digest.run)
             record = {
@@ -218,4 +236,6 @@ class Collector:
         """Write out what is pending; the digest stays for those who watch."""
         self._closed.set()
         self.history.flush()
+        if self.history.error:
+            self.event(f"history could not be written: {self.history.error}", "error")
         self.write_record()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from raynb.engine.collector import Collector, RunFacts
@@ -40,8 +41,10 @@ class LocalCollector(Collector):
         self.checkpoints.append((kept, dict(metrics)))
 
 
-def fit_here(trainer: Any, collector: LocalCollector) -> tuple[Outcome, BaseException | None]:
-    """Run ``trainer.fit()`` on this thread and tell how it ended.
+def fit_here(
+    make_trainer: Callable[[], Any], collector: LocalCollector
+) -> tuple[Outcome, BaseException | None]:
+    """Run ``fit()`` of the trainer that ``make_trainer`` makes, here, and tell how it ended.
 
     Returns
     -------
@@ -53,8 +56,8 @@ def fit_here(trainer: Any, collector: LocalCollector) -> tuple[Outcome, BaseExce
     raised: BaseException | None = None
     result: Any = None
     try:
-        with _own_signal_handler():
-            result = trainer.fit()
+        with _own_signal_handler(), _quiet():
+            result = make_trainer().fit()
         state = "finished"
     except KeyboardInterrupt as error:
         raised, state = error, "stopped"
@@ -91,6 +94,18 @@ def _ray_result(result: Any, collector: LocalCollector) -> Any:
         return_value=getattr(result, "return_value", None),
         _storage_filesystem=filesystem,
     )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    # The panel shows what Ray Train would log into the cell.
+    logger = logging.getLogger("ray.train")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 @contextlib.contextmanager

@@ -9,15 +9,13 @@ from raynb.engine.spec import RunSpec
 from raynb.errors import ResourceError
 
 Resources = Mapping[str, float]
+#: Allowance for sums of fractions such as 3 x 0.1.
+EPSILON = 1e-9
 
 
 def local_machine() -> dict[str, float]:
-    """What a cluster started on this machine would have: CPUs that the process may use, GPUs."""
-    try:
-        cpus = len(os.sched_getaffinity(0))
-    except AttributeError:  # not on macOS
-        cpus = os.cpu_count() or 1
-    return {"CPU": float(max(cpus, os.cpu_count() or 1)), "GPU": float(_gpus())}
+    """What a cluster started on this machine would have: all its CPUs, the GPUs that it shows."""
+    return {"CPU": float(os.cpu_count() or 1), "GPU": float(_gpus())}
 
 
 def _gpus() -> int:
@@ -59,9 +57,15 @@ def fits(bundle: Resources, count: int, nodes: Sequence[Resources], strategy: st
     """
 
     def holds(node: Resources) -> int:
-        need = [(node.get(name, 0.0), amount) for name, amount in bundle.items() if amount > 0]
-        # The small allowance is for sums of fractions such as 3 x 0.1.
-        return min((int(have / amount + 1e-9) for have, amount in need), default=count)
+        held = []
+        for name, amount in bundle.items():
+            have = node.get(name, 0.0)
+            if name == "GPU" and 0 < amount < 1:
+                # Ray gives a fraction of one GPU, never parts of two.
+                held.append(int(have) * int(1 / amount + EPSILON))
+            elif amount > 0:
+                held.append(int(have / amount + EPSILON))
+        return min(held, default=count)
 
     each = [holds(node) for node in nodes]
     if strategy == "STRICT_PACK":
@@ -113,14 +117,14 @@ def check_resources(
             total[name] = total.get(name, 0.0) + amount
     need = {name: amount * count for name, amount in bundle.items()}
     if possible < count:
-        if limits is not None and all(limits.get(k, 0) >= v for k, v in need.items()):
+        if limits is not None and all(limits.get(k, 0) >= v - EPSILON for k, v in need.items()):
             return f"the cluster has to grow: needs {_list(need)}, has {_list(total, need)}"
         raise ResourceError(
             f"asked for {_request(spec, need)}; {where} has {_list(total, need)} "
             f"({_list(free, need)} free)",
             hint=_way_out(spec, nodes, possible),
         )
-    short = {k: v for k, v in need.items() if free.get(k, 0.0) < v}
+    short = {k: v for k, v in need.items() if free.get(k, 0.0) < v - EPSILON}
     if short:
         return f"waiting for resources: needs {_list(need)}, free: {_list(free, need)}"
     return ""
@@ -146,13 +150,15 @@ def _way_out(spec: RunSpec, nodes: Sequence[Resources], possible: int) -> str:
     ways = []
     if possible >= 1:
         ways.append(f"-n {possible}")
-    if spec.bundle.get("GPU"):
-        cpu_bundle = {k: v for k, v in spec.bundle.items() if k != "GPU"} or {"CPU": 1.0}
+    # With GPUs among --resources, --no-gpu would contradict them.
+    if spec.bundle.get("GPU") and "GPU" not in spec.resources_per_worker:
+        cpu_bundle = {"CPU": 1.0, **{k: v for k, v in spec.bundle.items() if k != "GPU"}}
         on_cpu = fits(cpu_bundle, spec.min_workers, nodes, spec.placement_strategy)
         if on_cpu >= 1:
             ways.append("--no-gpu" if on_cpu == spec.min_workers else f"--no-gpu -n {on_cpu}")
     if not ways and any(v > 1 for v in spec.bundle.values()):
         ways.append("less for each worker with --resources")
-    if spec.placement_strategy.startswith("STRICT"):
+    loose = fits(spec.bundle, spec.min_workers, nodes, "PACK")
+    if spec.placement_strategy.startswith("STRICT") and loose == spec.min_workers:
         ways.append("--placement-strategy PACK")
     return "use " + ", or ".join(ways) if ways else "start a larger cluster, or --local for a try"

@@ -15,6 +15,7 @@ import pyarrow as pa
 from raynb.engine.collector import TERMINAL, Collector, RunFacts
 from raynb.engine.spec import filesystem_of, read_record
 from raynb.engine.supervisor import NAMESPACE, Outcome, Supervisor, supervisor_name
+from raynb.engine.v1 import replacement
 from raynb.errors import OptionError, RaynbError, SupervisorDiedError, TrainingError
 from raynb.telemetry.digest import Mirror, Update
 from raynb.telemetry.history import read_history, to_frame
@@ -416,8 +417,13 @@ def training_error(outcome: Outcome, mirror: Mirror, result: Any) -> RaynbError:
             f"({outcome.secondary} more rank{'s' if outcome.secondary > 1 else ''} failed after "
             "it; see the panel's events)"
         )
+    hint = ""
+    if failure["type"] in ("DeprecationWarning", "AttributeError", "ImportError", "TypeError"):
+        cell = failure.get("cell") or {}
+        hint = replacement(failure["message"], cell.get("text", ""))
     return TrainingError(
         where + f"{failure['type']}: {failure['message']}",
+        hint=hint,
         detail="\n".join(lines),
         rank=rank,
         result=result,

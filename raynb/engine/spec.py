@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
+import numbers
 import os
 import re
 import time
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,7 +99,11 @@ class RunSpec:
 
     @property
     def run_path(self) -> str:
-        return self.storage_path.rstrip("/") + "/" + self.name
+        # A URI may end in a query, such as ?region=…
+        path, mark, query = self.storage_path, "", ""
+        if "://" in path:
+            path, mark, query = path.partition("?")
+        return f"{path.rstrip('/')}/{self.name}{mark}{query}"
 
     def check(self) -> RunSpec:
         """Check and complete the spec.
@@ -118,11 +125,11 @@ class RunSpec:
         self._check_config()
         self.storage_path = absolute_storage(self.storage_path or default_storage())
         if not self.name:
-            self.name = time.strftime("train-%Y%m%d-%H%M%S")
-        if not re.fullmatch(r"[\w.-][\w. -]*", self.name) or self.name.strip(".") == "":
+            self.name = _name_from_time(self.storage_path)
+        if not re.fullmatch(r"[\w.-][\w. -]{,199}", str(self.name)) or not self.name.strip("."):
             raise OptionError(
                 f"the name {self.name!r} can't be a directory's name",
-                hint="use letters, digits, '-', '_' and '.'",
+                hint="use at most 200 letters, digits, '-', '_' and '.'",
             )
         check_storage(self.storage_path, self.name)
         return self
@@ -132,15 +139,18 @@ class RunSpec:
         if isinstance(n, bool) or not isinstance(n, (int, tuple)):
             raise OptionError(f"num_workers must be a number or (min, max), not {n!r}")
         if isinstance(n, tuple):
-            if len(n) != 2 or not all(isinstance(k, int) for k in n) or not 1 <= n[0] <= n[1]:
+            if len(n) != 2 or not all(_is_whole(k) for k in n) or not 1 <= n[0] <= n[1]:
                 raise OptionError(
                     f"an elastic group needs 1 <= min <= max, not {n!r}", hint="for example -n 1:4"
                 )
         elif n < 0:
             raise OptionError(f"num_workers must not be negative: {n}")
         for name, amount in self.resources_per_worker.items():
-            if not isinstance(amount, (int, float)) or not amount >= 0:
+            number = isinstance(amount, (int, float)) and not isinstance(amount, bool)
+            if not number or not 0 <= amount < math.inf:
                 raise OptionError(f"resource {name!r} must be a number of at least 0: {amount!r}")
+            if name == "GPU" and amount > 1 and amount % 1:
+                raise OptionError(f"above one GPU a worker gets whole GPUs, not {amount}")
         if self.use_gpu is False and self.resources_per_worker.get("GPU"):
             raise OptionError(
                 "--no-gpu and a GPU in the resources contradict each other",
@@ -152,19 +162,29 @@ class RunSpec:
         if self.backend is not None:
             _choice("backend", self.backend, BACKENDS)
         if self.best is not None:
+            if isinstance(self.best, str) or len(self.best) != 2:
+                raise OptionError(
+                    f"best must be a metric and min or max, not {self.best!r}",
+                    hint='for example best=("accuracy", "max")',
+                )
             metric, mode = self.best
             _choice("mode of --best", mode, ("min", "max"))
             if not metric:
                 raise OptionError("--best needs a metric", hint="for example --best accuracy:max")
-        if self.max_failures < -1:
-            raise OptionError(f"max_failures must be -1 (no limit), 0 or more: {self.max_failures}")
-        if self.num_to_keep is not None and self.num_to_keep < 1:
-            raise OptionError(f"num_to_keep must be at least 1: {self.num_to_keep}")
-        if self.timeout_s is not None and self.timeout_s < 1:
-            raise OptionError(f"timeout_s must be at least 1 second: {self.timeout_s}")
-        for key in self.env:
-            if not re.fullmatch(r"[A-Za-z_]\w*", key):
+        if not _is_whole(self.max_failures, -1):
+            raise OptionError(
+                f"max_failures must be -1 (no limit), 0 or more: {self.max_failures!r}"
+            )
+        if self.num_to_keep is not None and not _is_whole(self.num_to_keep, 1):
+            raise OptionError(f"num_to_keep must be at least 1: {self.num_to_keep!r}")
+        if self.timeout_s is not None and not _is_whole(self.timeout_s, 1):
+            raise OptionError(f"timeout_s must be at least 1 second: {self.timeout_s!r}")
+        for key, text in self.env.items():
+            if not re.fullmatch(r"[A-Za-z_]\w*", str(key)):
                 raise OptionError(f"{key!r} is no name of an environment variable")
+            if not isinstance(text, str):
+                # Its value is not shown: it may be a secret.
+                raise OptionError(f"env[{key!r}] must be text, not {type(text).__name__}")
         for name, dataset in self.datasets.items():
             if not hasattr(dataset, "iterator") and not callable(dataset):
                 raise OptionError(
@@ -219,16 +239,31 @@ class RunSpec:
 
 def json_safe(value: Any, depth: int = 4) -> Any:
     """A value as JSON can hold it; what it can't becomes its short text."""
-    if value is None or isinstance(value, (bool, int, str)):
+    if value is None or isinstance(value, (bool, str)):
         return value
-    if isinstance(value, float):
-        return value if json.dumps(value) not in ("NaN", "Infinity", "-Infinity") else str(value)
+    if isinstance(value, numbers.Integral):  # NumPy's too
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return float(value) if math.isfinite(value) else str(value)
     if depth and isinstance(value, Mapping):
-        return {str(k): json_safe(v, depth - 1) for k, v in value.items()}
+        return {_short(k): json_safe(v, depth - 1) for k, v in value.items()}
     if depth and isinstance(value, (list, tuple)):
         return [json_safe(v, depth - 1) for v in value]
-    text = str(value)
+    return _short(value)
+
+
+def _short(value: Any) -> str:
+    try:
+        text = str(value)
+    except Exception as error:
+        text = f"<{type(value).__name__}: its text raises {type(error).__name__}>"
     return text if len(text) <= 200 else text[:199] + "…"
+
+
+def _is_whole(value: Any, least: int | None = None) -> bool:
+    if not isinstance(value, int) or isinstance(value, bool):
+        return False
+    return least is None or value >= least
 
 
 def _choice(what: str, value: str, allowed: tuple[str, ...]) -> None:
@@ -250,7 +285,10 @@ def absolute_storage(path: str | os.PathLike[str]) -> str:
     text = os.fspath(path)
     if "://" in text:
         return text
-    return str(Path(text).expanduser().absolute())
+    try:
+        return str(Path(text).expanduser().absolute())
+    except RuntimeError as error:
+        raise StorageError(f"the storage path {text!r} can't be used: {error}") from error
 
 
 def filesystem_of(path: str) -> tuple[pafs.FileSystem, str]:
@@ -282,8 +320,9 @@ def check_storage(storage_path: str, name: str) -> None:
     StorageError
         When it can't be written, or a finished run has the name.
     """
-    filesystem, root = filesystem_of(storage_path)
-    marker = f"{root}/.raynb-write-test"
+    filesystem, root = _filesystem_and_root(storage_path)
+    # Its own name: another kernel may be checking the same directory.
+    marker = f"{root}/.raynb-write-test-{uuid.uuid4().hex[:8]}"
     try:
         filesystem.create_dir(root, recursive=True)
         with filesystem.open_output_stream(marker):
@@ -303,9 +342,25 @@ def check_storage(storage_path: str, name: str) -> None:
         )
 
 
+def _filesystem_and_root(storage_path: str) -> tuple[pafs.FileSystem, str]:
+    filesystem, root = filesystem_of(storage_path)
+    return filesystem, root.rstrip("/")
+
+
+def _name_from_time(storage_path: str) -> str:
+    """A run's name from the time; a later one where another run of this second has it."""
+    name = time.strftime("train-%Y%m%d-%H%M%S")
+    filesystem, root = _filesystem_and_root(storage_path)
+    try:
+        taken = filesystem.get_file_info(f"{root}/{name}").type != pafs.FileType.NotFound
+        return _free_name(filesystem, root, name) if taken else name
+    except Exception:
+        return name  # storage that can't be read has its own error, from check_storage
+
+
 def _free_name(filesystem: pafs.FileSystem, root: str, name: str) -> str:
     stem, _, number = name.rpartition("-")
-    stem, start = (stem, int(number) + 1) if stem and number.isdigit() else (name, 2)
+    stem, start = (stem, int(number) + 1) if stem and number.isdecimal() else (name, 2)
     for k in range(start, start + 1000):
         candidate = f"{stem}-{k}"
         info = filesystem.get_file_info(f"{root}/{candidate}")
@@ -330,5 +385,6 @@ def write_record(filesystem: pafs.FileSystem, run_dir: str, record: Mapping[str,
     filesystem.create_dir(directory, recursive=True)
     path = f"{directory}/record.json"
     with filesystem.open_output_stream(path + ".tmp") as stream:
-        stream.write(json.dumps(record, indent=1).encode())
+        # Samplers and summaries may hold what JSON can't.
+        stream.write(json.dumps(json_safe(record, depth=12), indent=1, allow_nan=False).encode())
     filesystem.move(path + ".tmp", path)

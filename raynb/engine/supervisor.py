@@ -68,6 +68,7 @@ class Supervisor:
         self._collector = Collector(facts)
         self._facts = facts
         self._controller: Any = None
+        self._placement_group: Any = None
         self._has_controller = threading.Event()
         self._stopping = threading.Event()
         self._ended = threading.Event()
@@ -147,6 +148,9 @@ class Supervisor:
 
     @ray.method(concurrency_group="control")
     def controller_event(self, kind: str, payload: Mapping[str, Any]) -> None:
+        if kind == "placement_group":
+            self._placement_group = payload["group"]
+            return
         if self._stopping.is_set():
             return
         if kind == "group_starting":
@@ -206,6 +210,8 @@ class Supervisor:
             self._collector.event("the controller does not answer: killing it", "warn")
             with contextlib.suppress(Exception):
                 ray.kill(self._controller)
+            if self._placement_group is not None:
+                ray.util.remove_placement_group(self._placement_group)
 
     def _check_gone(self) -> None:
         """Wait until no worker process of this node is left, and say so when one is."""

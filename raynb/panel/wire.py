@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from raynb.telemetry.digest import TIME, Update
+from raynb.telemetry.events import clean_text
 
 VERSION = 1
 
@@ -28,7 +32,8 @@ def encode(
     Returns
     -------
     content : dict
-        JSON-able, without NaN (JSON has none): such values are None.
+        JSON-able whatever the update holds: NaN, which JSON has not, is None, and what is no
+        JSON value at all is its text.
     buffers : list of bytes
         float64, little endian, 5 rows x n: step, seconds since ``started``, last, min, max.
     """
@@ -37,14 +42,30 @@ def encode(
         rows = data.copy()
         rows[TIME] -= started
         buffers.append(rows.astype("<f8", copy=False).tobytes())
-    return {"v": VERSION, "kind": kind, "seq": seq, **_finite(update.content)}, buffers
+    return {"v": VERSION, "kind": kind, "seq": seq, **_plain(update.content)}, buffers
 
 
-def _finite(value: Any) -> Any:
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int)):
+        return value
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, str):
+        return clean_text(value)
+    if isinstance(value, Mapping):
+        return {_key(k): _plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(v) for v in value]
-    return value
+        return [_plain(v) for v in value]
+    # A sampler or a summary may hold NumPy's scalars and anything else.
+    return _plain(value.item()) if isinstance(value, np.generic) else _text(value)
+
+
+def _key(key: Any) -> str:
+    return clean_text(key) if isinstance(key, str) else _text(key)
+
+
+def _text(value: Any) -> str:
+    try:
+        return clean_text(str(value))
+    except Exception as error:
+        return f"<{type(value).__name__}: its text raises {type(error).__name__}>"

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import os
 import pickle
 import tempfile
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from typing import IO, Any, Protocol
 
-from raynb.telemetry.events import Batch, Record, RecordBatch, to_value, to_values
+from raynb.telemetry.events import Batch, Record, RecordBatch, Value, to_value, to_values
 
 #: Seconds between messages while there is something to tell.
 INTERVAL_S = 0.15
@@ -49,7 +52,10 @@ class ActorTransport:
         self._ray = ray
         self._method = method
         self._in_flight: list[Any] = []
+        self._lock = threading.Lock()
         self.dead = False
+        #: Batches that arrived and could not be taken.
+        self.refused = 0
 
     def _reap(self, timeout: float) -> None:
         if not self._in_flight:
@@ -60,22 +66,26 @@ class ActorTransport:
         for ref in done:
             try:
                 self._ray.get(ref)
+            except self._ray.exceptions.RayTaskError:
+                self.refused += 1  # this batch only: the supervisor lives
             except Exception:
-                # The supervisor is gone or refused the batch; training goes on without a watcher.
+                # The supervisor is gone; training goes on without a watcher.
                 self.dead = True
 
     def send(self, batch: Batch) -> bool:
-        self._reap(0)
-        if self.dead:
-            return True  # nobody to tell; holding on to it would only grow memory
-        if len(self._in_flight) >= MAX_IN_FLIGHT:
-            return False
-        self._in_flight.append(self._method.remote(batch))
-        return True
+        with self._lock:
+            self._reap(0)
+            if self.dead:
+                return True  # nobody to tell; holding on to it would only grow memory
+            if len(self._in_flight) >= MAX_IN_FLIGHT:
+                return False
+            self._in_flight.append(self._method.remote(batch))
+            return True
 
     def drain(self, timeout: float) -> bool:
-        self._reap(timeout)
-        return not self._in_flight and not self.dead
+        with self._lock:
+            self._reap(timeout)
+            return not (self._in_flight or self.dead or self.refused)
 
 
 class Channel:
@@ -91,13 +101,16 @@ class Channel:
         self.rank = rank
         self.attempt = attempt
         self._transport = transport
-        # deque.append is atomic, so the training thread takes no lock to log.
+        self._pid = os.getpid()
+        # One lock keeps steps unique and in order where several threads log; the channel's own
+        # thread takes records without it.
+        self._step_lock = threading.Lock()
         self._records: deque[tuple[float, float, dict[Any, Any]]] = deque()
         self._spool: IO[bytes] | None = None
         self._spool_read = 0
         self._spooled = 0
-        self._logs: deque[tuple[int, str, str]] = deque()
-        self._log_lock = threading.Lock()
+        self._lock = threading.Lock()  # of the three below
+        self._logs: OrderedDict[int, tuple[str, str]] = OrderedDict()
         self._latest: dict[str, Any] = {}
         self._dropped = {"logs": 0, "samples": 0}
         self._last_step = -1.0
@@ -116,40 +129,50 @@ class Channel:
 
     def log(self, metrics: Mapping[Any, Any], step: float | None = None) -> None:
         """Take a record; costs microseconds, does no I/O."""
-        if step is None:
-            step = self._last_step + 1
-        self._last_step = step
-        self._fresh = True
-        self._records.append((step, time.time(), _detach(metrics)))
+        given = None if step is None else to_value(step)
+        self._append(_detach(metrics), given, report=False)
 
     def report(self, metrics: Mapping[Any, Any]) -> None:
         """Take what goes to ``ray.train.report``: it carries the step of the logs before it."""
-        step = self._last_step if self._fresh else self._last_step + 1
-        self._last_step = step
-        self._fresh = False
-        self._records.append((step, time.time(), _detach(metrics)))
+        self._append(_detach(metrics), None, report=True)
+
+    def _append(self, values: dict[Any, Any], given: Value | None, *, report: bool) -> None:
+        if os.getpid() != self._pid:
+            # A forked DataLoader worker has no channel thread, and may hold a lock for ever.
+            return
+        with self._step_lock:
+            if isinstance(given, float) and math.isfinite(given):
+                step = given
+            elif report and self._fresh:
+                step = self._last_step
+            else:
+                # Also for a step that is no number: nothing could be counted on from it.
+                step = self._last_step + 1
+            self._last_step = step
+            self._fresh = not report
+            self._records.append((step, time.time(), values))
 
     # -- samplers, stdio and the runtime call these ----------------------------------------------
 
     def put_log(self, seq: int, stream: str, text: str) -> None:
-        with self._log_lock:
-            if self._logs and self._logs[-1][0] == seq:
-                self._logs[-1] = (seq, stream, text)
-                return
-            if len(self._logs) >= MAX_LOG_LINES:
-                self._logs.popleft()
+        """Take a log line; the same ``seq`` again replaces it."""
+        with self._lock:
+            if seq not in self._logs and len(self._logs) >= MAX_LOG_LINES:
+                self._logs.popitem(last=False)
                 self._dropped["logs"] += 1
-            self._logs.append((seq, stream, text))
+            self._logs[seq] = (stream, text)
 
     def count_dropped(self, kind: str, n: int) -> None:
         """Add what was dropped before it came here."""
-        self._dropped[kind] += n
+        with self._lock:
+            self._dropped[kind] = self._dropped.get(kind, 0) + n
 
     def put(self, kind: str, value: Any) -> None:
         """Set the latest sample, shard, status or failure; a newer one replaces an unsent one."""
-        if kind == "sample" and "sample" in self._latest:
-            self._dropped["samples"] += 1
-        self._latest[kind] = value
+        with self._lock:
+            if kind == "sample" and "sample" in self._latest:
+                self._dropped["samples"] += 1
+            self._latest[kind] = value
         if kind in ("status", "failure"):
             self._wake.set()
 
@@ -161,21 +184,27 @@ class Channel:
         bool
             False when something could not be delivered in ``timeout`` seconds.
         """
+        end = time.monotonic() + timeout
         self._closed.set()
         self._wake.set()
         self._thread.join(timeout)
-        return self.flush(timeout)
+        return self.flush(max(0.0, end - time.monotonic()))
 
     def flush(self, timeout: float = 5.0) -> bool:
         """Send everything taken so far and wait for its arrival, at most ``timeout`` seconds."""
         end = time.monotonic() + timeout
-        while True:
-            idle = self._send_once()
-            if idle:
-                return self._transport.drain(max(0.0, end - time.monotonic()))
-            if time.monotonic() > end:
-                return False
-            self._transport.drain(0.02)
+        try:
+            while True:
+                left = max(0.0, end - time.monotonic())
+                if self._send_once(left):
+                    return self._transport.drain(max(0.0, end - time.monotonic()))
+                if left == 0.0:
+                    return False
+                self._transport.drain(min(left, 0.02))
+                time.sleep(0.002)  # a transport that is gone does not wait
+        except Exception:
+            # As in the loop: telemetry may fail, training may not.
+            return False
 
     # -- the channel's own thread ----------------------------------------------------------------
 
@@ -189,9 +218,14 @@ class Channel:
                 # Telemetry may fail, training may not; the next turn tries again.
                 time.sleep(INTERVAL_S)
 
-    def _send_once(self) -> bool:
-        """Send one message; True when nothing is left to send."""
-        with self._flush_lock:
+    def _send_once(self, timeout: float = -1) -> bool:
+        """Send one message; True when nothing is left to send.
+
+        Waits at most ``timeout`` seconds for another thread that is sending.
+        """
+        if not self._flush_lock.acquire(timeout=timeout):
+            return False
+        try:
             if self._unsent is None:
                 self._unsent = self._next_batch()
             if self._unsent is None:
@@ -201,15 +235,19 @@ class Channel:
                 return False
             self._unsent = None
             return not self._records and not self._spooled
+        finally:
+            self._flush_lock.release()
 
     def _next_batch(self) -> Batch | None:
         for collect in self.collectors:
-            collect()
+            with contextlib.suppress(Exception):  # the metrics go out all the same
+                collect()
         records = self._take()
-        with self._log_lock:
-            logs = list(self._logs)
+        with self._lock:
+            logs = [(seq, stream, text) for seq, (stream, text) in self._logs.items()]
             self._logs.clear()
-        latest, self._latest = self._latest, {}
+            latest, self._latest = self._latest, {}
+            dropped = {k: n for k, n in self._dropped.items() if n}
         if not records and not logs and not latest:
             return None
         self._seq += 1
@@ -219,7 +257,7 @@ class Channel:
             seq=self._seq,
             records=RecordBatch.of(records) if records else None,
             logs=logs,
-            dropped={k: n for k, n in self._dropped.items() if n},
+            dropped=dropped,
             **latest,
         )
 
@@ -250,16 +288,31 @@ class Channel:
             self._spool = tempfile.TemporaryFile(prefix="raynb-spool-")  # noqa: SIM115
         self._spool.seek(0, 2)
         while self._records:
-            pickle.dump(self._pop(), self._spool, protocol=pickle.HIGHEST_PROTOCOL)
+            end = self._spool.tell()
+            records = self._pop()
+            try:
+                pickle.dump(records, self._spool, protocol=pickle.HIGHEST_PROTOCOL)
+            except OSError:
+                # The disk is full: memory has to do, and half a record must not stay in the file.
+                self._spool.truncate(end)
+                self._records.extendleft((r.step, r.time, dict(r.values)) for r in records[::-1])
+                return
             self._spooled += 1
 
 
 def _detach(metrics: Mapping[Any, Any]) -> dict[Any, Any]:
     """A copy that later changes can't reach: values on the CPU are read now, CUDA ones later."""
     return {
-        name: _OnDevice(value) if getattr(value, "is_cuda", False) else to_value(value)
+        name: _OnDevice(value) if _is_cuda_scalar(value) else to_value(value)
         for name, value in metrics.items()
     }
+
+
+def _is_cuda_scalar(value: Any) -> bool:
+    try:
+        return bool(getattr(value, "is_cuda", False)) and value.numel() == 1
+    except Exception:  # an object may do anything when asked
+        return False
 
 
 class _OnDevice:
@@ -272,9 +325,8 @@ class _OnDevice:
     def __init__(self, value: Any) -> None:
         import torch
 
-        self.shape = tuple(value.shape)
         self._copy = value.detach().clone()
-        self._ready = torch.cuda.Event()
+        self._ready: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._ready.record()
 
     def item(self) -> Any:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,11 +17,14 @@ MAX_LOG_LINES = 300
 MAX_EVENTS = 200
 #: A log line is cut here in the panel; the file on storage has all of it.
 MAX_LINE = 2_000
+#: Seconds that a worker's rate is taken over.
+RATE_S = 10.0
 
 #: Rows of a series' array.
 STEP, TIME, LAST, MIN, MAX = range(5)
 
 SeriesKey = tuple[str, int, int]  # metric, rank, attempt
+Line = TypeVar("Line")
 
 
 @dataclass
@@ -48,30 +51,39 @@ class Series:
     """One metric of one rank in one attempt as min/max/last buckets, bounded in memory."""
 
     def __init__(self) -> None:
-        self._data = np.empty((5, MAX_BUCKETS), dtype=np.float64)
+        self._data = np.empty((5, 16), dtype=np.float64)  # grows: most series are short
         self.n = 0
         self._width = 1  # records a bucket stands for
         self._filled = 0  # records in the newest bucket
         self.generation = 0  # counts the merges, so that a watcher knows to start over
 
     def append(self, steps: Floats, times: Floats, values: Floats) -> None:
-        for step, at, value in zip(steps, times, values, strict=True):
-            if self.n and self._filled < self._width:
-                bucket = self._data[:, self.n - 1]
-                bucket[STEP], bucket[TIME], bucket[LAST] = step, at, value
-                # fmin: a NaN must not swallow the range of the numbers beside it.
-                bucket[MIN] = np.fmin(bucket[MIN], value)
-                bucket[MAX] = np.fmax(bucket[MAX], value)
-                self._filled += 1
-                continue
-            if self.n == MAX_BUCKETS:
-                self._merge()
-            self._data[:, self.n] = (step, at, value, value, value)
-            self.n += 1
-            self._filled = 1
+        at = 0
+        while at < len(values):
+            if not self.n or self._filled >= self._width:
+                self._open_bucket()
+            upto = min(at + self._width - self._filled, len(values))
+            bucket, part = self._data[:, self.n - 1], values[at:upto]
+            bucket[STEP], bucket[TIME], bucket[LAST] = steps[upto - 1], times[upto - 1], part[-1]
+            # fmin: a NaN must not swallow the range of the numbers beside it.
+            bucket[MIN] = np.fmin.reduce(part, initial=bucket[MIN])
+            bucket[MAX] = np.fmax.reduce(part, initial=bucket[MAX])
+            self._filled += upto - at
+            at = upto
+
+    def _open_bucket(self) -> None:
+        if self.n == MAX_BUCKETS:
+            self._merge()
+        if self.n == self._data.shape[1]:
+            grown = np.empty((5, min(2 * self.n, MAX_BUCKETS)), dtype=np.float64)
+            grown[:, : self.n] = self._data
+            self._data = grown
+        self._data[:, self.n] = np.nan
+        self.n += 1
+        self._filled = 0
 
     def _merge(self) -> None:
-        left, right = self._data[:, 0::2], self._data[:, 1::2]
+        left, right = self._data[:, 0 : self.n : 2], self._data[:, 1 : self.n : 2]
         merged = right.copy()
         merged[MIN] = np.fmin(left[MIN], right[MIN])
         merged[MAX] = np.fmax(left[MAX], right[MAX])
@@ -151,15 +163,16 @@ class Digest:
         }
         self.workers: dict[int, dict[str, Any]] = {}
         self.series: dict[SeriesKey, Series] = {}
-        self.logs: dict[int, deque[tuple[int, str, str, int]]] = {}
+        self.logs: dict[int, OrderedDict[int, tuple[str, str, int]]] = {}
         self.events: list[dict[str, Any]] = []
         self._events_cut = 0
         self._version = 1
         self._run_version = 1
         self._worker_version: dict[int, int] = {}
+        self._log_version: dict[int, int] = {}
         self._series_version: dict[SeriesKey, int] = {}
         self._dropped: dict[tuple[int, int], dict[str, int]] = {}
-        self._rate: dict[int, deque[tuple[float, float]]] = {}
+        self._rate: dict[tuple[int, int], deque[tuple[float, float]]] = {}
 
     @property
     def version(self) -> int:
@@ -193,20 +206,12 @@ class Digest:
     def apply(self, batch: Batch) -> None:
         """Take one worker's message."""
         row = self.workers.setdefault(batch.rank, new_worker(batch.rank))
-        row["attempt"] = batch.attempt
-        if batch.sample:
-            row.update({k: batch.sample[k] for k in batch.sample if k in row})
-        if batch.shard is not None:
-            row["shard"] = batch.shard
-            totals = shard_totals(w["shard"] for w in self.workers.values())
-            if totals and len(self.workers) == self.run["world_size"]:
-                self.set_run(shard_totals=totals)
-        if batch.status and row["status"] not in ("finished", "failed"):
-            row["status"] = batch.status
-        if batch.failure:
-            row["status"] = "failed"
-        if batch.records is not None:
-            self._records(batch.rank, batch.attempt, row, batch.records)
+        # What a worker of an earlier attempt still had to tell is no news of the one there now.
+        if batch.attempt >= row["attempt"]:
+            self._row(row, batch)
+        if batch.records is not None and len(batch.records):
+            row["records"] += len(batch.records)
+            self._records(batch.rank, batch.attempt, batch.records)
         for seq, stream, text in batch.logs:
             self._log(batch.rank, seq, stream, text)
         if batch.dropped:
@@ -218,14 +223,30 @@ class Digest:
             self.set_run(dropped=total)
         self._touch(batch.rank)
 
-    def _records(self, rank: int, attempt: int, row: dict[str, Any], records: RecordBatch) -> None:
-        row["step"] = float(records.steps[-1])
-        row["last_report"] = float(records.times[-1])
-        row["records"] += len(records)
-        window = self._rate.setdefault(rank, deque(maxlen=50))
-        window.append((row["step"], row["last_report"]))
-        steps, seconds = window[-1][0] - window[0][0], window[-1][1] - window[0][1]
-        row["rate"] = steps / seconds if seconds > 0 and steps > 0 else row["rate"]
+    def _row(self, row: dict[str, Any], batch: Batch) -> None:
+        if batch.attempt > row["attempt"]:
+            row.update(attempt=batch.attempt, rate=None)
+        if batch.sample:
+            row.update({k: batch.sample[k] for k in batch.sample if k in row})
+        if batch.shard is not None:
+            row["shard"] = batch.shard
+            size = self.run["world_size"]
+            # An elastic group that shrank leaves rows of ranks that are no more.
+            group = [w for rank, w in self.workers.items() if size is None or rank < size]
+            totals = shard_totals(w["shard"] for w in group)
+            if totals and len(group) == size:
+                self.set_run(shard_totals=totals)
+        if batch.status and row["status"] not in ("finished", "failed", "stopped"):
+            row["status"] = batch.status
+        if batch.failure:
+            row["status"] = "failed"
+        if batch.records is not None and len(batch.records):
+            step, at = float(batch.records.steps[-1]), float(batch.records.times[-1])
+            window = self._rate.setdefault((batch.rank, batch.attempt), deque())
+            rate = _steps_per_second(window, step, at) or row["rate"]
+            row.update(step=step, last_report=at, rate=rate)
+
+    def _records(self, rank: int, attempt: int, records: RecordBatch) -> None:
         for metric, (rows, values) in records.metrics.items():
             key = (metric, rank, attempt)
             series = self.series.setdefault(key, Series())
@@ -237,6 +258,7 @@ class Digest:
     def _keep_best(self, rank: int, steps: Floats, values: Floats) -> None:
         assert self._best is not None
         metric, mode = self._best
+        values = np.where(np.isfinite(values), values, np.nan)
         if np.isnan(values).all():
             return
         at = int(np.nanargmax(values) if mode == "max" else np.nanargmin(values))
@@ -248,13 +270,10 @@ class Digest:
             )
 
     def _log(self, rank: int, seq: int, stream: str, text: str) -> None:
-        lines = self.logs.setdefault(rank, deque(maxlen=MAX_LOG_LINES))
         text = text if len(text) <= MAX_LINE else text[:MAX_LINE] + " … (cut)"
-        line = (seq, stream, text, self._version + 1)
-        if lines and lines[-1][0] == seq:
-            lines[-1] = line
-        else:
-            lines.append(line)
+        lines = self.logs.setdefault(rank, OrderedDict())
+        _keep_line(lines, seq, (stream, text, self._version + 1))
+        self._log_version[rank] = self._version + 1
 
     # -- who watches -----------------------------------------------------------------------------
 
@@ -299,7 +318,8 @@ class Digest:
         logs = [
             {"rank": rank, "seq": seq, "stream": stream, "text": text}
             for rank, lines in sorted(self.logs.items())
-            for seq, stream, text, version in lines
+            if self._log_version[rank] > cursor.version
+            for seq, (stream, text, version) in lines.items()
             if version > cursor.version
         ]
         if logs:
@@ -310,6 +330,35 @@ class Digest:
             cursor.event = self._events_cut + len(self.events)
         cursor.version = self._version
         return update
+
+
+def _steps_per_second(window: deque[tuple[float, float]], step: float, at: float) -> float | None:
+    """The speed over ``window``, the (step, time) of recent messages, which takes this one in."""
+    if window and not step >= window[-1][0]:
+        # A counter that starts over, or another one in between: neither is a speed.
+        window.clear()
+        return None
+    window.append((step, at))
+    # Two stay however long ago, for those who log once an epoch.
+    while len(window) > 2 and at - window[0][1] > RATE_S:
+        window.popleft()
+    steps, seconds = step - window[0][0], at - window[0][1]
+    return steps / seconds if seconds > 0 and steps > 0 else None
+
+
+def _keep_line(lines: OrderedDict[int, Line], seq: int, line: Line) -> None:
+    """Add or replace a line; ``lines`` are ordered by ``seq`` and the newest stay.
+
+    Depends on the numbers alone, not on when a line came: so a watcher that sees only some of the
+    states in between ends with the same lines.
+    """
+    late = seq not in lines and lines and seq < next(reversed(lines))
+    lines[seq] = line
+    if late:
+        for earlier in sorted(lines):
+            lines.move_to_end(earlier)
+    if len(lines) > MAX_LOG_LINES:
+        lines.popitem(last=False)
 
 
 class Mirror:
@@ -329,7 +378,7 @@ class Mirror:
         self.run: dict[str, Any] = Digest("").run
         self.workers: dict[int, dict[str, Any]] = {}
         self.series: dict[SeriesKey, Floats] = {}
-        self.logs: dict[int, dict[int, tuple[str, str]]] = {}
+        self.logs: dict[int, OrderedDict[int, tuple[str, str]]] = {}
         self.logs_dropped: dict[int, int] = {}
         self.events: list[dict[str, Any]] = []
 
@@ -346,10 +395,8 @@ class Mirror:
                 [old[:, : one["start"]], update.buffers[one["buf"]]], axis=1
             )
         for line in content.get("logs", ()):
-            lines = self.logs.setdefault(line["rank"], {})
-            lines[line["seq"]] = (line["stream"], line["text"])
-            while len(lines) > MAX_LOG_LINES:
-                del lines[next(iter(lines))]
+            lines = self.logs.setdefault(line["rank"], OrderedDict())
+            _keep_line(lines, line["seq"], (line["stream"], line["text"]))
         self.events.extend(content.get("events", ()))
         del self.events[:-MAX_EVENTS]
 

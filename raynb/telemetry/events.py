@@ -135,9 +135,8 @@ def to_value(value: Any) -> Value:
         if size is not None and math.prod(size) != 1:
             return f"{kind.__name__} of shape {tuple(size)}: log a scalar, such as .mean()"
         item = value.item() if hasattr(value, "item") else value
-        if isinstance(item, complex):
-            return _text(item)
-        return float(item)
+        # float() would read a number out of text, and fail on a complex number.
+        return _text(item) if isinstance(item, (str, bytes, complex)) else float(item)
     except Exception:
         return _text(value)
 
@@ -147,12 +146,18 @@ def _text(value: Any) -> str:
         text = str(value)
     except Exception as error:
         text = f"<{type(value).__name__}: its text raises {type(error).__name__}>"
-    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
+    text = text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
+    return clean_text(text)
+
+
+def clean_text(text: str) -> str:
+    """Text without lone surrogates, which neither Parquet nor the browser's JSON can hold."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def to_values(metrics: Mapping[Any, Any]) -> dict[str, Value]:
     """:func:`to_value` over a dict; keys become text too."""
-    return {k if type(k) is str else _text(k): to_value(v) for k, v in metrics.items()}
+    return {_text(k): to_value(v) for k, v in metrics.items()}
 
 
 def shard_totals(shards: Iterable[Mapping[str, Any] | None]) -> dict[str, int] | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import threading
 import time
 from collections.abc import Sequence
@@ -21,13 +23,22 @@ BASE_COLUMNS = ("rank", "attempt", "step", "time")
 TEXT_SUFFIX = ".text"
 #: Seconds between parts; a supervisor that dies loses at most what came since the last one.
 FLUSH_S = 2.0
-#: Parts are merged into one past this many, so that a long run does not end in a swarm of files.
+#: Parts of one size are merged into one past this many, and those into larger ones, so that a long
+#: run neither ends in a swarm of files nor is written anew all the time.
 MAX_PARTS = 64
+
+#: ``part-000007.parquet``, or ``part-000000-000064.parquet`` where those were merged.
+_PART = re.compile(r"part-(\d+)(?:-(\d+))?\.parquet")
+_Part = tuple[int, int]  # numbers of the first and the last part that it holds
 
 
 def _free(name: str) -> str:
-    """A metric's column name; one that would shadow a base column gets a trailing underscore."""
-    return name + "_" if name in BASE_COLUMNS else name
+    """A metric's column name; one that would shadow another column gets a trailing underscore.
+
+    So does one that is already of that form: two metrics never share a column.
+    """
+    bare = name.rstrip("_")
+    return name + "_" if bare in BASE_COLUMNS or bare.endswith(TEXT_SUFFIX) else name
 
 
 def to_table(rank: int, attempt: int, records: RecordBatch) -> pa.Table:
@@ -77,9 +88,10 @@ def to_frame(table: pa.Table) -> pd.DataFrame:
         where a record does not have it. Steps are integers where all are whole.
     """
     # NumPy-backed, as the rest of a notebook's frames: absent becomes NaN.
-    frame = table.to_pandas()
+    frame: pd.DataFrame = table.to_pandas()
     frame = frame.sort_values(["attempt", "rank"], kind="stable", ignore_index=True)
-    if len(frame) and (frame["step"] % 1 == 0).all():
+    whole = (frame["step"] % 1 == 0) & (frame["step"].abs() <= 2**53)
+    if len(frame) and whole.all():
         frame["step"] = frame["step"].astype("int64")
     metrics = [c for c in frame.columns if c not in BASE_COLUMNS]
     # A metric that was only ever text is shown under its own name.
@@ -111,17 +123,12 @@ class HistoryWriter:
         self._lock = threading.Lock()
         self._io_lock = threading.Lock()
         self._pending: list[pa.Table] = []
-        self._parts: list[str] = []
-        self._next_part = 0
+        #: Parts by how often they were merged; what a run left here before is not touched.
+        self._levels: list[list[_Part]] = [[]]
         self._written_at = time.monotonic()
         self.rows = 0
         self.error: str | None = None
-        self._old_parts = _parts(filesystem, directory)
-        if self._old_parts:
-            # A run that goes on in the same directory keeps what was there.
-            self._next_part = 1 + max(
-                int(p.rsplit("-", 1)[1].split(".")[0]) for p in self._old_parts
-            )
+        self._next_part = 1 + max((last for _, last in _parts(filesystem, directory)), default=-1)
 
     def add(self, rank: int, attempt: int, records: RecordBatch) -> None:
         table = to_table(rank, attempt, records)
@@ -141,45 +148,76 @@ class HistoryWriter:
             if not pending:
                 return
             try:
-                self._write(concat(pending))
+                part = (self._next_part, self._next_part)
+                self._write(part, concat(pending))
+                self._next_part += 1
+                self._levels[0].append(part)
                 self.error = None
-                if len(self._parts) > MAX_PARTS:
-                    self._merge()
             except Exception as error:
                 with self._lock:
                     self._pending = pending + self._pending
                 self.error = f"{type(error).__name__}: {error}"
+                return
+            # Its parts are there all the same when a merge fails; the next flush tries again.
+            with contextlib.suppress(Exception):
+                self._merge()
 
-    def _write(self, table: pa.Table) -> None:
-        path = f"{self._dir}/part-{self._next_part:06d}.parquet"
+    def _write(self, part: _Part, table: pa.Table) -> None:
+        path = _path(self._dir, part)
         self._fs.create_dir(self._dir, recursive=True)
         # Written aside and moved: a reader or a crash never meets half a part.
         pq.write_table(table, path + ".tmp", filesystem=self._fs)
         self._fs.move(path + ".tmp", path)
-        self._next_part += 1
-        self._parts.append(path)
 
     def _merge(self) -> None:
-        merged = self._parts
-        self._parts = []
-        self._write(concat([pq.read_table(p, filesystem=self._fs) for p in merged]))
-        for path in merged:
-            self._fs.delete_file(path)
+        for level, parts in enumerate(self._levels):
+            if len(parts) <= MAX_PARTS:
+                return
+            whole = (parts[0][0], parts[-1][1])
+            self._write(whole, _read(self._fs, self._dir, parts))
+            self._levels[level] = []
+            if level + 1 == len(self._levels):
+                self._levels.append([])
+            self._levels[level + 1].append(whole)
+            for part in parts:
+                # One that stays is no harm: a reader takes the larger part instead.
+                with contextlib.suppress(Exception):
+                    self._fs.delete_file(_path(self._dir, part))
 
     def table(self) -> pa.Table:
         """Everything taken so far, what is on storage and what is pending."""
-        with self._io_lock, self._lock:
-            written = [
-                pq.read_table(p, filesystem=self._fs) for p in [*self._old_parts, *self._parts]
-            ]
-            return concat([*written, *self._pending])
+        with self._io_lock:
+            with self._lock:
+                pending = list(self._pending)
+            return concat([read_history(self._fs, self._dir), *pending])
 
 
-def _parts(filesystem: pafs.FileSystem, directory: str) -> list[str]:
+def _path(directory: str, part: _Part) -> str:
+    first, last = part
+    number = f"{first:06d}" if first == last else f"{first:06d}-{last:06d}"
+    return f"{directory}/part-{number}.parquet"
+
+
+def _parts(filesystem: pafs.FileSystem, directory: str) -> list[_Part]:
+    """The parts that make up the history, oldest first."""
     infos = filesystem.get_file_info(pafs.FileSelector(directory, allow_not_found=True))
-    return sorted(i.path for i in infos if i.base_name.endswith(".parquet"))
+    names = [m for info in infos if (m := _PART.fullmatch(info.base_name))]
+    found = sorted((int(m[1]), -int(m[2] or m[1])) for m in names)
+    parts: list[_Part] = []
+    for first, last in found:
+        # A merge that was cut short leaves parts beside the one that holds them.
+        if not parts or -last > parts[-1][1]:
+            parts.append((first, -last))
+    return parts
+
+
+def _read(filesystem: pafs.FileSystem, directory: str, parts: Sequence[_Part]) -> pa.Table:
+    return concat([pq.read_table(_path(directory, p), filesystem=filesystem) for p in parts])
 
 
 def read_history(filesystem: pafs.FileSystem, directory: str) -> pa.Table:
     """Read the parts under ``directory``; an empty table when there are none."""
-    return concat([pq.read_table(p, filesystem=filesystem) for p in _parts(filesystem, directory)])
+    for _ in range(3):
+        with contextlib.suppress(FileNotFoundError):  # merged while this read them
+            return _read(filesystem, directory, _parts(filesystem, directory))
+    return _read(filesystem, directory, _parts(filesystem, directory))

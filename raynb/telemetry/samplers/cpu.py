@@ -28,8 +28,12 @@ class CpuSampler:
     def sample(self) -> dict[str, Any]:
         percent = self._process.cpu_percent(None)
         memory = self._process.memory_info().rss
-        # cpu_percent compares with the call before, so the objects of the children are kept.
-        alive = {c.pid: self._children.get(c.pid, c) for c in self._process.children(True)}
+        # cpu_percent compares with the call before, so the objects of the children are kept; they
+        # compare equal only while the pid is still the same process.
+        alive = {}
+        for child in self._process.children(True):
+            kept = self._children.get(child.pid)
+            alive[child.pid] = kept if kept is not None and kept == child else child
         for child in alive.values():
             with contextlib.suppress(psutil.Error):
                 percent += child.cpu_percent(None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -28,7 +29,8 @@ class NvmlSampler:
         if self._gpu is None:
             return None
         row: dict[str, Any] = {
-            "device": f"GPU {self._gpu}",
+            # Of a UUID, the start tells devices apart and leaves room for the name.
+            "device": f"GPU {self._gpu}" if self._gpu.isdigit() else self._gpu[:12],
             "device_kind": "GPU",
             "util": None,
             "mem_used": None,
@@ -49,13 +51,13 @@ class NvmlSampler:
         return row
 
     def _open(self) -> tuple[Any, Any]:
-        uuid = _uuid_of_current_device()
+        assert self._gpu is not None
+        uuid = _uuid(self._gpu)
         if self._handle is not None and uuid == self._uuid:
             return self._nvml, self._handle
         import pynvml
 
         pynvml.nvmlInit()
-        assert self._gpu is not None
         if uuid or not self._gpu.isdigit():
             self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid or self._gpu)
         else:
@@ -64,13 +66,18 @@ class NvmlSampler:
         return pynvml, self._handle
 
 
-def _uuid_of_current_device() -> str | None:
-    """The UUID of the CUDA device in use, once training has started CUDA; never starts it.
+def _uuid(gpu: str) -> str | None:
+    """The UUID of a visible CUDA device, once training has started CUDA; never starts it.
 
-    CUDA may number devices otherwise than NVML does; the UUID is the same for both.
+    CUDA may number devices otherwise than NVML does; the UUID is the same for both. The device is
+    found by its place among the visible ones: the current device is each thread's own, and this
+    runs on another thread than training.
     """
     torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
+    visible = [v.strip() for v in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    if not gpu.isdigit() or gpu not in visible or torch is None:
         return None
-    uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", None)
+    if not torch.cuda.is_initialized():
+        return None
+    uuid = getattr(torch.cuda.get_device_properties(visible.index(gpu)), "uuid", None)
     return f"GPU-{uuid}" if uuid is not None else None

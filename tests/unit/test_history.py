@@ -1,0 +1,205 @@
+"""History: what is on storage is what was logged, whatever happens in between."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pyarrow.fs as pafs
+import pytest
+
+import raynb.telemetry.history as history_module
+from raynb.telemetry.events import Record, RecordBatch
+from raynb.telemetry.history import (
+    HistoryWriter,
+    read_history,
+    to_frame,
+    to_table,
+)
+
+FS = pafs.LocalFileSystem()
+
+
+def batch(*values: dict[str, float | str], first: float = 0) -> RecordBatch:
+    return RecordBatch.of([Record(first + k, 100.0 + k, v) for k, v in enumerate(values)])
+
+
+def writer(path: Path) -> HistoryWriter:
+    return HistoryWriter(FS, str(path))
+
+
+def part_names(path: Path) -> list[str]:
+    return sorted(p.name for p in path.iterdir())
+
+
+def test_nothing_yet(tmp_path: Path) -> None:
+    one = writer(tmp_path / "none")
+    one.flush()
+    assert not (tmp_path / "none").exists()
+    for table in (one.table(), read_history(FS, str(tmp_path / "none"))):
+        assert table.num_rows == 0
+        frame = to_frame(table)
+        assert list(frame.columns) == ["rank", "attempt", "step", "time"]
+
+
+def test_reads_back_what_was_added(tmp_path: Path) -> None:
+    path = tmp_path / "lr=0.1" / "history"  # a path that looks like a partition stays a path
+    one = writer(path)
+    one.add(1, 0, batch({"loss": 1.0}, {"loss": 0.5}))
+    one.add(0, 0, batch({"loss": 3.0, "acc": 0.1}))
+    one.flush()
+    one.add(0, 1, batch({"acc": 0.2}))
+    assert one.rows == 4
+    pending_too = to_frame(one.table())
+    one.flush()
+    frame = to_frame(read_history(FS, str(path)))
+    assert frame.equals(pending_too)
+    assert list(frame.columns) == ["rank", "attempt", "step", "time", "loss", "acc"]
+    assert frame[["attempt", "rank"]].values.tolist() == [[0, 0], [0, 1], [0, 1], [1, 0]]
+    np.testing.assert_array_equal(frame["loss"], [3.0, 1.0, 0.5, math.nan])
+    np.testing.assert_array_equal(frame["acc"], [0.1, math.nan, math.nan, 0.2])
+    assert frame["step"].dtype == np.int64 and frame["step"].tolist() == [0, 0, 1, 0]
+    assert part_names(path) == ["part-000000.parquet", "part-000001.parquet"]
+
+
+def test_absent_is_not_nan() -> None:
+    table = to_table(0, 0, batch({"a": math.nan}, {"b": 1.0}))
+    assert table["a"].null_count == 1 and math.isnan(table["a"][0].as_py())
+    assert table["a"][1].as_py() is None and table["b"][0].as_py() is None
+
+
+def test_names_never_collide(tmp_path: Path) -> None:
+    names = ["rank", "rank_", "rank__", "step", "time", "attempt", "x.text", "x.text_"]
+    one = writer(tmp_path)
+    one.add(0, 0, batch({name: float(k) for k, name in enumerate(names)}))
+    one.add(7, 0, batch({"x": "text of x", "rank": "text of rank"}))
+    one.flush()
+    assert one.error is None
+    table = read_history(FS, str(tmp_path))
+    assert len(set(table.column_names)) == len(table.column_names) == 4 + len(names) + 2
+    row = table.slice(0, 1).to_pylist()[0]
+    assert row["rank"] == 0 and row["step"] == 0
+    assert [row[n + "_"] for n in names] == list(range(len(names)))
+    assert table.slice(1, 1).to_pylist()[0]["x.text"] == "text of x"
+
+
+def test_text_columns(tmp_path: Path) -> None:
+    one = writer(tmp_path)
+    one.add(0, 0, batch({"phase": "warm", "mixed": "n/a"}, {"mixed": 1.0}))
+    one.flush()
+    frame = to_frame(read_history(FS, str(tmp_path)))
+    # Only ever text: under its own name. Both: apart.
+    assert frame["phase"].iloc[0] == "warm"
+    assert frame["mixed"].iloc[1] == 1.0 and frame["mixed.text"].iloc[0] == "n/a"
+
+
+def test_steps_are_integers_only_where_all_are_whole() -> None:
+    assert to_frame(to_table(0, 0, batch({"a": 1.0}, first=2)))["step"].dtype == np.int64
+    for first in (0.5, math.nan, math.inf, 1e300):
+        assert to_frame(to_table(0, 0, batch({"a": 1.0}, first=first)))["step"].dtype == float
+
+
+def test_parts_are_merged_level_by_level(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history_module, "MAX_PARTS", 3)
+    one = writer(tmp_path)
+    for k in range(38):
+        one.add(0, 0, batch({"a": float(k)}, first=k))
+        one.flush()
+        assert len(part_names(tmp_path)) <= 3 * 3 + 1
+    frame = to_frame(read_history(FS, str(tmp_path)))
+    assert frame["a"].tolist() == list(range(38))
+    # A merged part of the second level is not written anew for every few parts.
+    assert [len(level) for level in one._levels] == [2, 1, 2]
+    assert part_names(tmp_path)[0] == "part-000000-000015.parquet"
+
+
+def test_a_merge_that_was_cut_short_counts_nothing_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history_module, "MAX_PARTS", 3)
+
+    class Undeletable(pafs.LocalFileSystem):
+        pass
+
+    one = writer(tmp_path)
+    monkeypatch.setattr(one, "_fs", _NoDelete())
+    for k in range(4):
+        one.add(0, 0, batch({"a": float(k)}, first=k))
+        one.flush()
+    assert len(part_names(tmp_path)) == 5  # the parts and the one that holds them
+    assert to_frame(read_history(FS, str(tmp_path)))["a"].tolist() == [0, 1, 2, 3]
+    again = writer(tmp_path)
+    again.add(0, 1, batch({"a": 4.0}))
+    again.flush()
+    assert to_frame(again.table())["a"].tolist() == [0, 1, 2, 3, 4]
+
+
+class _NoDelete:
+    def __getattr__(self, name: str) -> object:
+        if name == "delete_file":
+            raise OSError("not allowed")
+        return getattr(FS, name)
+
+
+def test_a_merge_that_fails_loses_and_repeats_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history_module, "MAX_PARTS", 2)
+    one = writer(tmp_path)
+    real = history_module._read
+    monkeypatch.setattr(history_module, "_read", lambda *a: 1 / 0)
+    for k in range(4):
+        one.add(0, 0, batch({"a": float(k)}, first=k))
+        one.flush()
+    monkeypatch.setattr(history_module, "_read", real)
+    assert to_frame(one.table())["a"].tolist() == [0, 1, 2, 3]
+    one.add(0, 0, batch({"a": 4.0}, first=4))
+    one.flush()
+    assert part_names(tmp_path) == ["part-000000-000004.parquet"]
+    assert to_frame(read_history(FS, str(tmp_path)))["a"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_what_cannot_be_written_is_kept_and_tried_again(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "history"
+    one = writer(path)
+    (tmp_path / "run").write_text("a file in the way")
+    one.add(0, 0, batch({"a": 1.0}))
+    one.flush()
+    assert one.error and one.rows == 1
+    one.add(0, 0, batch({"a": 2.0}, first=1))
+    one.flush()
+    assert one.error
+    (tmp_path / "run").unlink()
+    one.flush()
+    assert one.error is None
+    assert to_frame(read_history(FS, str(path)))["a"].tolist() == [1.0, 2.0]
+
+
+def test_a_run_that_goes_on_keeps_what_was_there(tmp_path: Path) -> None:
+    first = writer(tmp_path)
+    first.add(0, 0, batch({"a": 1.0}))
+    first.flush()
+    (tmp_path / "part-000001.parquet.tmp").write_bytes(b"PAR1 half")  # a crash in mid-write
+    (tmp_path / "other.parquet").write_bytes(b"not ours")
+    second = writer(tmp_path)
+    second.add(0, 1, batch({"a": 2.0, "b": 3.0}))
+    second.flush()
+    assert second.rows == 1
+    frame = to_frame(read_history(FS, str(tmp_path)))
+    assert frame["attempt"].tolist() == [0, 1] and frame["a"].tolist() == [1.0, 2.0]
+    assert frame.equals(to_frame(second.table()))
+
+
+def test_due_only_with_something_to_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history_module, "FLUSH_S", 0.0)
+    one = writer(tmp_path)
+    assert not one.due()
+    one.add(0, 0, batch({"a": 1.0}))
+    assert one.due()
+    one.flush()
+    assert not one.due()
