@@ -146,7 +146,7 @@ test_data = FashionMNIST(data_root, train=False, transform=transform)
     ),
 }
 
-_TRAIN = """%%distributed_train -n {workers} -c config --name {name} --best accuracy:max{storage}
+_TRAIN = """%%distributed_train -n {workers} --config config --best accuracy:max{where}
 import os, tempfile
 
 import ray.train, ray.train.torch, raynb, torch
@@ -205,7 +205,7 @@ def build_notebook(
     workers: int = 2,
     epochs: int = 2,
     rows: int | None = DEFAULT_ROWS,
-    name: str = "quickstart",
+    name: str = "",
     storage_path: str = "",
     data: str | None = None,
 ) -> Any:
@@ -231,8 +231,10 @@ def build_notebook(
 
     imports, load = _LOAD[dataset]
     config = {"lr": 1e-3, "batch_size": 128, "epochs": epochs, "rows": rows}
-    storage = f" --storage-path {json.dumps(storage_path)}" if storage_path else ""
-    train = _TRAIN.format(workers=workers, name=name, storage=storage, imports=imports, load=load)
+    # Without a name the run gets one made from the time, so that the cell can be run again.
+    where = f" --name {name}" if name else ""
+    where += f" --storage-path {json.dumps(storage_path)}" if storage_path else ""
+    train = _TRAIN.format(workers=workers, where=where, imports=imports, load=load)
     cells = [
         v4.new_markdown_cell(_INTRO.format(workers=workers)),
         v4.new_code_cell("%load_ext raynb"),

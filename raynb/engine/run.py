@@ -304,8 +304,7 @@ class Run:
         if run is not None:
             # These belong to this kernel, not to the supervisor.
             run["blocking"] = self.blocking
-            if self._run.get("started"):
-                run["started"] = self._run["started"]
+            run["started"] = self._run["started"]
         # One lock for both: a snapshot taken between them would tell a view the same thing twice.
         with self.lock:
             self.mirror.apply(update)
@@ -317,15 +316,18 @@ class Run:
     def _read(self, backend: Backend) -> None:
         import ray
 
-        watcher = uuid.uuid4().hex
+        watcher, whole = uuid.uuid4().hex, False
         try:
             while self.state not in TERMINAL:
                 began = time.monotonic()
                 try:
                     update = backend.poll(watcher, 1.0)
                 except ray.exceptions.GetTimeoutError:
-                    continue  # busy, not gone
+                    # Busy, not gone; but this answer's news is lost, so watch anew from the start.
+                    watcher, whole = uuid.uuid4().hex, True
+                    continue
                 if update:
+                    update.whole, whole = whole, False
                     self._apply(update)
                 time.sleep(max(0.0, TICK_S - (time.monotonic() - began)))
             self._finish(backend.outcome(), backend.history())

@@ -124,9 +124,9 @@ class RunSpec:
         self._check_choices()
         self._check_config()
         self.storage_path = absolute_storage(self.storage_path or default_storage())
-        if not self.name:
-            self.name = _name_from_time(self.storage_path)
-        if not re.fullmatch(r"[\w.-][\w. -]{,199}", str(self.name)) or not self.name.strip("."):
+        self.name = str(self.name or _name_from_time(self.storage_path))
+        # At least one character that is no dot, so that it is neither "." nor "..".
+        if not re.fullmatch(r"(?!\.*$)[\w.-][\w. -]{,199}", self.name):
             raise OptionError(
                 f"the name {self.name!r} can't be a directory's name",
                 hint="use at most 200 letters, digits, '-', '_' and '.'",

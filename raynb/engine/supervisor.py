@@ -14,6 +14,7 @@ import psutil
 import ray
 
 from raynb.engine.collector import TERMINAL, Collector, RunFacts
+from raynb.engine.preflight import EPSILON
 
 #: Ray namespace of the supervisors' names.
 NAMESPACE = "raynb"
@@ -231,7 +232,7 @@ class Supervisor:
     def _tell_waiting(self, num_workers: int) -> None:
         need = {k: v * num_workers for k, v in self._facts.bundle.items()}
         free = ray.available_resources()
-        short = {k: v for k, v in need.items() if free.get(k, 0) < v}
+        short = {k: v for k, v in need.items() if free.get(k, 0) < v - EPSILON}
         if short:
             self._collector.set_state(
                 "waiting",

@@ -55,7 +55,9 @@ class NotebookView:
         return bundle
 
     def _update(self, update: Update) -> None:
-        if self.widget is not None:
+        if self.widget is not None and update.whole:
+            self.widget.push_snapshot()
+        elif self.widget is not None:
             self.widget.push(update)
         elif time.monotonic() - self._drawn > STATIC_S:
             self._drawn = time.monotonic()

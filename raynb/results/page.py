@@ -249,7 +249,7 @@ def worker_table(page: Page) -> Table | None:
     if not one_node:
         heads = (*heads[:2], "node", *heads[2:])
     if metric is not None:
-        heads += (f"last {clean_line(metric, 40)}",)
+        heads += (f"last {clean_line(metric, 20)}",)
     rows = []
     for worker in shown[:MAX_WORKERS]:
         shard = mapping(worker.get("shard"))

@@ -54,7 +54,7 @@ class ActorTransport:
         self._in_flight: list[Any] = []
         self._lock = threading.Lock()
         self.dead = False
-        #: Batches that arrived and could not be taken.
+        #: Batches that could not be taken, or may have been lost on their way.
         self.refused = 0
 
     def _reap(self, timeout: float) -> None:
@@ -63,10 +63,11 @@ class ActorTransport:
         done, self._in_flight = self._ray.wait(
             self._in_flight, num_returns=len(self._in_flight), timeout=timeout
         )
+        errors = self._ray.exceptions
         for ref in done:
             try:
                 self._ray.get(ref)
-            except self._ray.exceptions.RayTaskError:
+            except (errors.RayTaskError, errors.ActorUnavailableError):
                 self.refused += 1  # this batch only: the supervisor lives
             except Exception:
                 # The supervisor is gone; training goes on without a watcher.

@@ -38,10 +38,13 @@ class Update:
         each present only when something changed.
     buffers : list of ndarray, shape (5, n), float64
         A series' new buckets: step, time (UNIX seconds), last, min, max.
+    whole : bool
+        The update holds everything, and what a watcher knew before is void.
     """
 
     content: dict[str, Any] = field(default_factory=dict)
     buffers: list[Floats] = field(default_factory=list)
+    whole: bool = False
 
     def __bool__(self) -> bool:
         return bool(self.content)
@@ -375,6 +378,10 @@ class Mirror:
     """
 
     def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything, for an update that is whole."""
         self.run: dict[str, Any] = Digest("").run
         self.workers: dict[int, dict[str, Any]] = {}
         self.series: dict[SeriesKey, Floats] = {}
@@ -383,6 +390,8 @@ class Mirror:
         self.events: list[dict[str, Any]] = []
 
     def apply(self, update: Update) -> None:
+        if update.whole:
+            self.clear()
         content = update.content
         self.logs_dropped = content.get("logs_dropped", self.logs_dropped)
         self.run = content.get("run", self.run)

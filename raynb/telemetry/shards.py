@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -132,6 +133,14 @@ def _subclass(base: type, methods: Mapping[str, Any]) -> type:
     return type(base.__name__, (base,), {**methods, "__reduce_ex__": __reduce_ex__, **names})
 
 
+def _become(original: Any, counting: Callable[[type], type], meter: ShardMeter) -> None:
+    kind: type = type(original)
+    # A class of another layout (slots, written in C) can't be exchanged: nothing is counted then.
+    with contextlib.suppress(TypeError, AttributeError):
+        original._raynb_meter = meter
+        original.__class__ = counting(kind)
+
+
 def _restore(base: type, state: dict[str, Any]) -> Any:
     original: Any = object.__new__(base)
     original.__dict__.update(state)
@@ -156,9 +165,7 @@ def meter_loader(loader: Any) -> ShardMeter:
     if inner is not None:
         name = f"{name} of {type(inner).__name__}"
     meter = ShardMeter(name, *_sizes(loader))
-    kind: type = type(loader)
-    loader.__class__ = _counting(kind)
-    loader._raynb_meter = meter
+    _become(loader, _counting, meter)
     return meter
 
 
@@ -202,9 +209,7 @@ def meter_iterator(iterator: Any, name: str) -> ShardMeter:
         known: ShardMeter = iterator._raynb_meter
         return known
     meter = ShardMeter(name)
-    kind: type = type(iterator)
-    iterator.__class__ = _counting_iterator(kind)
-    iterator._raynb_meter = meter
+    _become(iterator, _counting_iterator, meter)
     return meter
 
 

@@ -28,7 +28,8 @@ _told_no_run = False
 def log(metrics: Mapping[str, Any], step: float | None = None) -> None:
     """Log metrics of this rank, from inside a train function, without waiting for anything.
 
-    Outside a run it does nothing, and says so once, so that the same function runs anywhere.
+    Outside a run it does nothing, and says so once, so that the same function runs anywhere. In a
+    process forked from the worker, such as a DataLoader's, it records nothing.
 
     Parameters
     ----------
@@ -234,8 +235,10 @@ class Runtime:
         if self.link.local:
             self.link.supervisor.local_report(metrics, checkpoint)
         self.channel.put("status", "waiting")
-        yield metrics
-        self.channel.put("status", "running")
+        try:
+            yield metrics
+        finally:
+            self.channel.put("status", "running")
 
     def _loader(self, loader: Any) -> None:
         self._meters.append(meter_loader(loader))

@@ -87,9 +87,6 @@ class LogPump:
 
     def __init__(self, path: str, attempt: int = 0) -> None:
         self.path = path
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        # No buffer of its own: a forked process would inherit what is in it, and write it again.
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         self._pid = os.getpid()
         self._taken: deque[tuple[str, str]] = deque()
         self._backlog = 0  # about: threads may miscount, until the next look
@@ -102,6 +99,20 @@ class LogPump:
         self.lines_dropped = 0
         self.closed = False
         self._originals: tuple[TextIO, TextIO] | None = None
+        self._fd = self._open(path)
+
+    def _open(self, path: str) -> int:
+        # No buffer of its own: a forked process would inherit what is in it, and write it again.
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        except OSError as error:
+            self._tell(error)
+            return os.open(os.devnull, os.O_WRONLY)
+
+    def _tell(self, error: OSError) -> None:
+        """Let the panel say what the file lacks: a full disk must not end the training."""
+        self._keep(self._next(), "err", f"raynb: the log file can't be written: {error}")
 
     def install(self) -> None:
         """Take ``sys.stdout`` and ``sys.stderr``."""
@@ -163,10 +174,9 @@ class LogPump:
                 data = data[os.write(self._fd, data) :]
             self._write_error = ""
         except OSError as error:
-            # A full disk must not end the training; the panel says what the file lacks.
             if str(error) != self._write_error:
                 self._write_error = str(error)
-                self._keep(self._next(), "err", f"raynb: the log file can't be written: {error}")
+                self._tell(error)
 
     def _cut(self, stream: str, text: str) -> None:
         seq, head = self._open_line[stream]

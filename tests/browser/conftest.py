@@ -217,6 +217,12 @@ class Notebook:
             "() => { window.jupyterapp.commands.execute('notebook:run-all-cells'); }"
         )
 
+    def command(self, name: str, args: dict[str, Any] | None = None) -> None:
+        """Execute one of JupyterLab's commands."""
+        self.page.evaluate(
+            "([name, args]) => window.jupyterapp.commands.execute(name, args)", [name, args or {}]
+        )
+
     def save(self) -> None:
         self.page.evaluate("() => window.jupyterapp.shell.currentWidget.context.save()")
 
@@ -260,7 +266,6 @@ def open_notebook(chromium: Any, lab: Lab) -> Iterator[Callable[..., Notebook]]:
         *,
         kernel: str = "python3",
         viewport: tuple[int, int] = (1100, 1300),
-        dark: bool = False,
     ) -> Notebook:
         page = chromium.new_page(viewport={"width": viewport[0], "height": viewport[1]})
         pages.append(page)

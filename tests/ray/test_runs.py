@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import _thread
 import json
 import math
 import textwrap
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -237,6 +239,37 @@ def test_stop(notebook: Any, nothing_left: Callable[..., None], where: str) -> N
     assert result.error is None
     assert len(result.history) == 10
     assert ray.is_initialized()
+
+
+def test_the_kernels_interrupt_stops_and_keeps(
+    notebook: Any, nothing_left: Callable[..., None]
+) -> None:
+    from raynb.engine.run import find_backend
+
+    def interrupt_in_training() -> None:
+        backend = None
+        while backend is None:
+            time.sleep(0.2)
+            backend = find_backend("interrupted")
+        while len(backend.history()) < 6:
+            time.sleep(0.2)
+        _thread.interrupt_main()
+
+    threading.Thread(target=interrupt_in_training, daemon=True).start()
+    notebook.run("import raynb")
+    error = notebook.error(
+        "%%distributed_train -n 2 --name interrupted\n"
+        "import time\n"
+        "for step in range(10**6):\n"
+        "    raynb.log({'loss': 1.0})\n"
+        "    time.sleep(0.1)"
+    )
+    assert isinstance(error, KeyboardInterrupt)
+    result = notebook["result"]
+    assert result.state == "stopped" and len(result.history) >= 6
+    nothing_left([w["pid"] for w in result.record["workers"]])
+    notebook.run("%%distributed_train -n 2 --name next\nimport torch")
+    assert notebook["result"].state == "finished"
 
 
 def test_v1_habits_name_what_replaces_them(notebook: Any) -> None:

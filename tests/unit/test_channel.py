@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import threading
 import time
 import types
@@ -244,7 +245,7 @@ def test_a_full_disk_loses_nothing(
 ) -> None:
     monkeypatch.setattr(channel_module, "MAX_PENDING", 10)
     monkeypatch.setattr(channel_module, "MAX_RECORDS", 20)
-    real, calls = channel_module.pickle.dump, []
+    real, calls = pickle.dump, []
 
     def dump(records: Any, file: Any, protocol: int) -> None:
         calls.append(len(records))
@@ -253,7 +254,7 @@ def test_a_full_disk_loses_nothing(
             raise OSError(28, "No space left on device")
         real(records, file, protocol=protocol)
 
-    monkeypatch.setattr(channel_module.pickle, "dump", dump)
+    monkeypatch.setattr(pickle, "dump", dump)
     transport.refuse = True
     channel.log({"a": 0})
     channel.flush(0.01)
@@ -280,6 +281,20 @@ def test_logs_are_bounded_and_counted(channel: Channel, transport: FakeTransport
     assert transport.batches[-1].dropped == {"logs": 507}
 
 
+def test_replacing_a_line_drops_none(channel: Channel, transport: FakeTransport) -> None:
+    transport.block.clear()
+    channel.put("status", "running")
+    time.sleep(0.3)
+    for seq in range(channel_module.MAX_LOG_LINES):
+        channel.put_log(seq, "out", "first")
+    channel.put_log(7, "out", "second")
+    transport.block.set()
+    assert channel.close(5)
+    lines = [line for batch in transport.batches for line in batch.logs]
+    assert len(lines) == channel_module.MAX_LOG_LINES and lines[7] == (7, "out", "second")
+    assert transport.batches[-1].dropped == {}
+
+
 def test_a_line_is_replaced_wherever_it_waits(channel: Channel, transport: FakeTransport) -> None:
     transport.block.clear()
     channel.put("status", "running")
@@ -295,9 +310,7 @@ def test_a_line_is_replaced_wherever_it_waits(channel: Channel, transport: FakeT
     ]
 
 
-def test_a_newer_sample_replaces_and_is_counted(
-    channel: Channel, transport: FakeTransport
-) -> None:
+def test_a_newer_sample_replaces_and_is_counted(channel: Channel, transport: FakeTransport) -> None:
     transport.block.clear()
     channel.put("status", "running")
     time.sleep(0.3)
@@ -377,6 +390,9 @@ class FakeRay:
         class RayActorError(Exception):
             pass
 
+        class ActorUnavailableError(RayActorError):
+            pass
+
     def __init__(self) -> None:
         self.calls: list[types.SimpleNamespace] = []
         self.lock = threading.Lock()
@@ -441,10 +457,12 @@ def test_a_dead_supervisor_ends_the_watching_only(fake_ray: FakeRay) -> None:
     assert not channel._records
 
 
-def test_a_refused_batch_is_not_a_dead_supervisor(fake_ray: FakeRay) -> None:
+@pytest.mark.parametrize("error", ["RayTaskError", "ActorUnavailableError"])
+def test_a_refused_batch_is_not_a_dead_supervisor(fake_ray: FakeRay, error: str) -> None:
     transport = actor_transport(fake_ray)
     transport.send(batch(1))
-    fake_ray.calls[0].done, fake_ray.calls[0].error = True, FakeRay.exceptions.RayTaskError("bad")
+    call = fake_ray.calls[0]
+    call.done, call.error = True, getattr(FakeRay.exceptions, error)("bad")
     assert transport.send(batch(2)) and not transport.dead and transport.refused == 1
     fake_ray.calls[1].done = True
     assert not transport.drain(1)  # not all was delivered

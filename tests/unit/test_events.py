@@ -111,7 +111,9 @@ def test_an_int_beyond_floats_is_text() -> None:
 
 @pytest.mark.parametrize("value", [torch.zeros(3, 2), np.zeros((3, 2))])
 def test_vectors_say_what_to_do(value: Any) -> None:
-    assert to_value(value) == f"{type(value).__name__} of shape (3, 2): log a scalar, such as .mean()"
+    assert (
+        to_value(value) == f"{type(value).__name__} of shape (3, 2): log a scalar, such as .mean()"
+    )
 
 
 def test_text_is_bounded_and_clean() -> None:

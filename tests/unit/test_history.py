@@ -100,9 +100,7 @@ def test_steps_are_integers_only_where_all_are_whole() -> None:
         assert to_frame(to_table(0, 0, batch({"a": 1.0}, first=first)))["step"].dtype == float
 
 
-def test_parts_are_merged_level_by_level(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_are_merged_level_by_level(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history_module, "MAX_PARTS", 3)
     one = writer(tmp_path)
     for k in range(38):
@@ -120,12 +118,7 @@ def test_a_merge_that_was_cut_short_counts_nothing_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(history_module, "MAX_PARTS", 3)
-
-    class Undeletable(pafs.LocalFileSystem):
-        pass
-
-    one = writer(tmp_path)
-    monkeypatch.setattr(one, "_fs", _NoDelete())
+    one = HistoryWriter(_NoDelete(), str(tmp_path))
     for k in range(4):
         one.add(0, 0, batch({"a": float(k)}, first=k))
         one.flush()
@@ -137,11 +130,9 @@ def test_a_merge_that_was_cut_short_counts_nothing_twice(
     assert to_frame(again.table())["a"].tolist() == [0, 1, 2, 3, 4]
 
 
-class _NoDelete:
-    def __getattr__(self, name: str) -> object:
-        if name == "delete_file":
-            raise OSError("not allowed")
-        return getattr(FS, name)
+class _NoDelete(pafs.LocalFileSystem):
+    def delete_file(self, path: str) -> None:
+        raise OSError("not allowed")
 
 
 def test_a_merge_that_fails_loses_and_repeats_nothing(
@@ -193,9 +184,7 @@ def test_a_run_that_goes_on_keeps_what_was_there(tmp_path: Path) -> None:
     assert frame.equals(to_frame(second.table()))
 
 
-def test_due_only_with_something_to_write(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_due_only_with_something_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history_module, "FLUSH_S", 0.0)
     one = writer(tmp_path)
     assert not one.due()

@@ -1,0 +1,332 @@
+"""A worker's output: whole in the file, its newest lines on the channel."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import raynb.worker.stdio as stdio_module
+from raynb.telemetry.digest import MAX_LINE
+from raynb.worker.stdio import MAX_LINES, LogPump
+
+
+class Lines:
+    """The channel's end: what the panel would show, by line number."""
+
+    def __init__(self) -> None:
+        self.by_seq: dict[int, tuple[str, str]] = {}
+        self.calls: list[tuple[int, str, str]] = []
+
+    def put_log(self, seq: int, stream: str, text: str) -> None:
+        self.by_seq[seq] = (stream, text)
+        self.calls.append((seq, stream, text))
+
+    @property
+    def shown(self) -> list[tuple[str, str]]:
+        return [line for _, line in sorted(self.by_seq.items())]
+
+
+class Session:
+    def __init__(self, path: Path, attempt: int = 0) -> None:
+        self.path = path
+        self.pump = LogPump(str(path), attempt)
+        self.lines = Lines()
+
+    def look(self) -> list[tuple[str, str]]:
+        channel: Any = self.lines
+        self.pump.pump(channel)
+        return self.lines.shown
+
+    def file(self) -> str:
+        return self.path.read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Session:
+    return Session(tmp_path / "logs" / "rank-00000.log")
+
+
+def installed(test: Callable[..., None]) -> Callable[..., None]:
+    """Install the session's pump for the test's body alone: pytest exchanges the streams too."""
+
+    @functools.wraps(test)
+    def call(session: Session, **more: Any) -> None:
+        session.pump.install()
+        try:
+            test(session=session, **more)
+        finally:
+            session.pump.uninstall()
+            session.pump.close()
+
+    return call
+
+
+@installed
+def test_print(session: Session) -> None:
+    print("hello")
+    print("a", 1, sep="-")
+    print()
+    print("oops", file=sys.stderr)
+    assert session.look() == [("out", "hello"), ("out", "a-1"), ("out", ""), ("err", "oops")]
+    assert session.file() == "hello\na-1\n\noops\n"
+    assert sorted(session.lines.by_seq) == [1, 2, 3, 4]
+    session.lines.calls.clear()
+    session.look()
+    assert session.lines.calls == []
+
+
+@installed
+def test_partial_lines_grow_in_place(session: Session) -> None:
+    print("load", end="")
+    assert session.look() == [("out", "load")]
+    print("ing …", end="", flush=True)
+    print("other", file=sys.stderr)
+    assert session.look() == [("out", "loading …"), ("err", "other")]
+    print(" done\nnext")
+    assert session.look() == [("out", "loading … done"), ("err", "other"), ("out", "next")]
+    assert session.file() == "loading …other\n done\nnext\n"
+
+
+@pytest.mark.parametrize("form", ["\r{}", "{}\r"])
+@installed
+def test_a_progress_bar_is_one_line(session: Session, form: str) -> None:
+    for k in range(0, 101, 10):
+        sys.stderr.write(form.format(f"{k:3d}%"))
+        if k % 30 == 0:
+            print(f"step {k}")
+            session.look()
+    sys.stderr.write("\ndone\n")
+    assert session.look() == [
+        ("err", "100%"),
+        ("out", "step 0"),
+        ("out", "step 30"),
+        ("out", "step 60"),
+        ("out", "step 90"),
+        ("err", "done"),
+    ]
+    assert {seq for seq, _, text in session.lines.calls if "%" in text} == {1}
+
+
+@installed
+def test_tqdm_itself(session: Session) -> None:
+    tqdm = pytest.importorskip("tqdm")
+    for _ in tqdm.tqdm(range(50), mininterval=0):
+        session.look()
+    assert len(session.look()) == 1
+    [(stream, text)] = session.look()
+    assert stream == "err" and "50/50" in text
+
+
+@installed
+def test_a_bar_that_scrolled_away_goes_on_below(session: Session) -> None:
+    sys.stderr.write("\r10%")
+    session.look()
+    for k in range(1_000):
+        print(k)
+        if k % 100 == 0:
+            session.look()
+    sys.stderr.write("\r20%")
+    session.look()
+    assert session.lines.shown[-1] == ("err", "20%")
+
+
+@installed
+def test_windows_line_ends_and_ansi(session: Session) -> None:
+    sys.stdout.write("one\r\ntwo\r\n\x1b[31mred\x1b[0m\n")
+    assert session.look() == [("out", "one"), ("out", "two"), ("out", "\x1b[31mred\x1b[0m")]
+
+
+@installed
+def test_any_text(session: Session) -> None:
+    print("é 🙂 \udce9")
+    assert session.look() == [("out", "é 🙂 \\udce9")]
+    assert session.file() == "é 🙂 \\udce9\n"
+    with pytest.raises(TypeError):
+        sys.stdout.write(3)  # type: ignore[arg-type]
+
+
+@installed
+def test_one_enormous_line_is_bounded(session: Session) -> None:
+    block = "x" * 1_000_000
+    for _ in range(10):
+        sys.stdout.write(block)
+        session.look()
+    assert sum(len(text) for _, _, text in session.lines.calls) <= 10 * (MAX_LINE + 1)
+    sys.stdout.write("y" * 10_000_000 + "\nend\n")
+    assert [text[:3] for _, text in session.look()] == ["xxx", "end"]
+    # One more than the digest shows: it says that there is more.
+    assert len(session.look()[0][1]) == MAX_LINE + 1
+    assert len(session.file()) == 20_000_005
+
+
+@installed
+def test_a_flood_stays_bounded_and_the_file_complete(session: Session) -> None:
+    for k in range(200_000):
+        print("line", k)
+        assert len(session.pump._taken) < stdio_module.MAX_BACKLOG / stdio_module.WRITE_COST + 10
+    shown = session.look()
+    assert len(shown) == MAX_LINES and shown[-1] == ("out", "line 199999")
+    assert session.pump.take_dropped() == 200_000 - MAX_LINES
+    assert session.pump.take_dropped() == 0
+    assert session.file() == "".join(f"line {k}\n" for k in range(200_000))
+
+
+@installed
+def test_threads_lose_nothing(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stdio_module, "MAX_BACKLOG", 20_000)
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.is_set():
+            session.look()
+
+    def write(name: str) -> None:
+        for k in range(3_000):
+            sys.stdout.write(f"{name} {k}\n")
+
+    looker = threading.Thread(target=look)
+    writers = [threading.Thread(target=write, args=(name,)) for name in "abc"]
+    for thread in (looker, *writers):
+        thread.start()
+    for thread in writers:
+        thread.join()
+    done.set()
+    looker.join()
+    session.look()
+    found = session.file().splitlines()
+    assert len(found) == 9_000
+    for name in "abc":
+        assert [x for x in found if x[0] == name] == [f"{name} {k}" for k in range(3_000)]
+
+
+def test_attempts_never_share_a_number(tmp_path: Path) -> None:
+    first, second = Session(tmp_path / "log"), Session(tmp_path / "log", attempt=1)
+    for one in (first, second):
+        one.pump.take("out", "a\nb\n")
+        one.look()
+        one.pump.close()
+    assert not set(first.lines.by_seq) & set(second.lines.by_seq)
+    assert max(first.lines.by_seq) < min(second.lines.by_seq)
+    assert first.file() == "a\nb\na\nb\n"
+
+
+@installed
+def test_uninstall_restores_and_a_kept_stream_still_works(
+    session: Session, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = sys.stdout
+    before = session.pump._originals
+    print("inside")
+    session.pump.uninstall()
+    assert before == (sys.stdout, sys.stderr)
+    session.pump.uninstall()
+    session.pump.close()
+    session.pump.close()
+    kept.write("after the run\n")  # as a logging handler that holds on to it
+    kept.flush()
+    assert session.file() == "inside\n"
+    assert "after the run" in capsys.readouterr().out
+
+
+@installed
+def test_looks_like_a_stream(session: Session) -> None:
+    assert sys.stdout.writable() and not sys.stdout.isatty() and sys.stdout.encoding == "utf-8"
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    sys.stdout.writelines(["a\n", "b\n"])
+    assert session.look() == [("out", "a"), ("out", "b")]
+
+
+@installed
+def test_a_full_disk_harms_nobody(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    print("one")
+    session.look()
+    print("two")
+    shown = session.look()
+    monkeypatch.undo()
+    assert [text for _, text in shown if "can't be written" not in text] == ["one", "two"]
+    assert sum("No space left" in text for _, text in shown) == 1
+
+
+def test_a_file_that_cannot_be_opened_harms_nobody(tmp_path: Path) -> None:
+    (tmp_path / "logs").write_text("in the way")
+    one = Session(tmp_path / "logs" / "rank-00000.log")
+    one.pump.take("out", "hello\n")
+    told, hello = one.look()
+    assert "the log file can't be written" in told[1] and hello == ("out", "hello")
+    one.pump.close()
+
+
+# -- forks, in a process of their own ------------------------------------------------------------
+
+FORKS = """
+import os, sys, multiprocessing
+from raynb.worker.stdio import LogPump
+
+class Nowhere:
+    def put_log(self, *line): pass
+
+def child(name):
+    print(f"{name} one")
+    print(f"{name} two", end="")
+
+pump = LogPump(sys.argv[1])
+pump.install()
+print("before")                  # not yet in the file when the process forks
+context = multiprocessing.get_context("fork")
+children = [context.Process(target=child, args=(f"child{k}",)) for k in range(2)]
+for one in children: one.start()
+for one in children: one.join()
+pid = os.fork()
+if pid == 0:
+    print("plain fork")
+    sys.exit(0)                  # ends as a program does, destructors and all
+os.waitpid(pid, 0)
+print("after")
+pump.uninstall()
+pump.pump(Nowhere())
+pump.close()
+"""
+
+
+def test_what_forked_processes_write_is_there_exactly_once(tmp_path: Path) -> None:
+    path = tmp_path / "rank.log"
+    subprocess.run([sys.executable, "-c", FORKS, str(path)], check=True, timeout=60)
+    text = path.read_text()
+    for part in ("child0 one\n", "child1 one\n", "child0 two", "child1 two", "plain fork\n"):
+        assert text.count(part) == 1
+    assert text.count("before\n") == text.count("after\n") == 1
+    assert text.endswith("before\nafter\n")
+
+
+@installed
+def test_cost_of_a_line(session: Session, tmp_path: Path) -> None:
+    """No bound, a figure: run with -s to see it."""
+    lines = 20_000
+
+    def cost(file: Any) -> float:
+        start = time.perf_counter()
+        for k in range(lines):
+            print("loss", k, file=file)
+        return (time.perf_counter() - start) / lines * 1e6
+
+    with open(tmp_path / "plain", "w", encoding="utf-8") as plain:
+        direct = cost(plain)
+    with open(os.devnull, "w", encoding="utf-8") as nothing:
+        cost(nothing)
+    tee = cost(sys.stdout)
+    session.look()
+    session.pump.uninstall()
+    print(f"\nprint to a file: {direct:.2f} µs a line; through the tee: {tee:.2f} µs a line")
