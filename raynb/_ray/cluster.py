@@ -15,6 +15,24 @@ import ray._private.utils as ray_utils
 
 from raynb.errors import ResourceError
 
+#: Stands on the path of a local cluster's processes, before what is slow to import and not used.
+LAZY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "lazy")
+
+
+@contextlib.contextmanager
+def _environment(**values: str) -> Iterator[None]:
+    """Environment variables for the time of the block."""
+    saved = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in saved.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
 
 @contextlib.contextmanager
 def _loopback() -> Iterator[None]:
@@ -25,18 +43,13 @@ def _loopback() -> Iterator[None]:
     and Windows stay on loopback is read from this constant, and by Ray's own processes from the
     environment variable.
     """
-    name = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
-    saved_env, saved = os.environ.get(name), ray_constants.ENABLE_RAY_CLUSTER
-    os.environ[name] = "0"
+    saved = ray_constants.ENABLE_RAY_CLUSTER
     ray_constants.ENABLE_RAY_CLUSTER = False
     try:
-        yield
+        with _environment(**{ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0"}):
+            yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = saved
-        if saved_env is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = saved_env
 
 
 _QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
@@ -101,7 +114,8 @@ def start_local(**options: Any) -> None:
     **options
         For ``ray.init``, such as ``num_cpus``.
     """
-    with _loopback():
+    path = os.pathsep.join(filter(None, [LAZY, os.environ.get("PYTHONPATH")]))
+    with _loopback(), _environment(PYTHONPATH=path):
         # Ray Train cleans up after a controller that died through the state API, which is part of
         # the dashboard: without it the placement group would stay for ever.
         ray.init(address="local", include_dashboard=True, **_QUIET, **options)
