@@ -369,12 +369,12 @@ def _link(spec: RunSpec, supervisor: Any) -> Link:
 
 def _ray_train_env() -> dict[str, str]:
     """Ray Train's settings in this process: its docs promise that the driver's count."""
-    import ray
+    from raynb._ray import cluster
 
     prefixes = ("RAY_TRAIN_", "RAY_CHDIR_TO_TRIAL_DIR", "TORCHFT_", "NCCL_RAS_")
     env = {k: v for k, v in os.environ.items() if k.startswith(prefixes)}
-    if all(n["NodeManagerAddress"] == "127.0.0.1" for n in ray.nodes()):
-        # A cluster of this machine alone has no nodes to lose: one process less to start.
+    if cluster.is_one_machine():
+        # It has no node to lose and go on without: one process less to start.
         env.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
     return env
 

@@ -106,6 +106,19 @@ def _answers(address: str) -> bool:
         return False
 
 
+def faster_imports() -> dict[str, str]:
+    """Environment in which Ray's processes import faster; see :data:`LAZY`."""
+    path = os.environ.get("PYTHONPATH", "")
+    if LAZY in path.split(os.pathsep):
+        return {"PYTHONPATH": path}
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [LAZY, path]))}
+
+
+def is_one_machine() -> bool:
+    """Whether the cluster is one node and will stay so."""
+    return len([n for n in ray.nodes() if n["Alive"]]) == 1 and autoscaling_limits() is None
+
+
 def start_local(**options: Any) -> None:
     """Start a local cluster that ends with this process.
 
@@ -114,8 +127,7 @@ def start_local(**options: Any) -> None:
     **options
         For ``ray.init``, such as ``num_cpus``.
     """
-    path = os.pathsep.join(filter(None, [LAZY, os.environ.get("PYTHONPATH")]))
-    with _loopback(), _environment(PYTHONPATH=path):
+    with _loopback(), _environment(**faster_imports()):
         # Ray Train cleans up after a controller that died through the state API, which is part of
         # the dashboard: without it the placement group would stay for ever.
         ray.init(address="local", include_dashboard=True, **_QUIET, **options)

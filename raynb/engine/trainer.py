@@ -118,10 +118,15 @@ def watched(trainer: Any, link: Link, program: CellProgram | None) -> Any:
     # Ray hands a config only to a function that takes one; the entry always takes it.
     trainer.train_loop_config = trainer.train_loop_config or {}
     if not link.local:
+        from raynb._ray.cluster import faster_imports
         from raynb._ray.controller import SupervisorCallback
 
         run_config = copy.copy(trainer.run_config)
         callbacks: Sequence[Any] = run_config.callbacks or []
         run_config.callbacks = [*callbacks, SupervisorCallback(link.supervisor)]
+        # Ray's workers get an environment of their own in any case; this one starts them faster.
+        env = dict(run_config.worker_runtime_env or {})
+        env["env_vars"] = {**faster_imports(), **env.get("env_vars", {})}
+        run_config.worker_runtime_env = env
         trainer.run_config = run_config
     return trainer
