@@ -20,8 +20,8 @@ from raynb.errors import OptionError, RaynbError, SupervisorDiedError, TrainingE
 from raynb.telemetry.digest import Mirror, Update
 from raynb.telemetry.history import read_history, to_frame
 
-#: Seconds between two looks at the supervisor, at least: ten frames a second reach the panel.
-TICK_S = 0.1
+#: Seconds between two looks at the supervisor, at least: as often as workers send.
+TICK_S = 0.25
 #: Seconds that stopping may take before the supervisor itself is killed.
 STOP_S = 15.0
 

@@ -18,10 +18,10 @@ from raynb.engine.preflight import EPSILON
 
 #: Ray namespace of the supervisors' names.
 NAMESPACE = "raynb"
-#: Ray Train settings that a run gets unless the user set them: reports are picked up at once
+#: Ray Train settings that a run gets unless the user set them: reports are picked up in 0.5 s
 #: instead of every 2 s, and print() goes to the rank's own log instead of through Ray's logger.
 RAY_DEFAULTS = {
-    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
 }
 #: Seconds that workers get to send what they have before they are killed.

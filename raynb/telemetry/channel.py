@@ -16,7 +16,7 @@ from typing import IO, Any, Protocol
 from raynb.telemetry.events import Batch, Record, RecordBatch, Value, to_value, to_values
 
 #: Seconds between messages while there is something to tell.
-INTERVAL_S = 0.15
+INTERVAL_S = 0.25
 #: Messages on their way at a time; past this, records wait here and the rest is dropped.
 MAX_IN_FLIGHT = 4
 #: Records kept in memory before they go to a local file.
@@ -75,7 +75,9 @@ class ActorTransport:
 
     def send(self, batch: Batch) -> bool:
         with self._lock:
-            self._reap(0)
+            # Asked only when the bound is reached: each question costs Ray about a call's time.
+            if len(self._in_flight) >= MAX_IN_FLIGHT:
+                self._reap(0)
             if self.dead:
                 return True  # nobody to tell; holding on to it would only grow memory
             if len(self._in_flight) >= MAX_IN_FLIGHT:

@@ -78,7 +78,6 @@ def child(plain: bool, kinds: list[str], workers: int) -> None:
     # Both find these in the driver already, as a notebook does after its first cell.
     import ray.train.torch
 
-
     with tempfile.TemporaryDirectory() as directory:
         for kind in kinds:
             seconds = (bare if kind == "bare" else watched)(directory, workers)

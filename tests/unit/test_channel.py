@@ -396,11 +396,18 @@ class FakeRay:
     def __init__(self) -> None:
         self.calls: list[types.SimpleNamespace] = []
         self.lock = threading.Lock()
+        self.died: Exception | None = None
 
     def remote(self, batch: Any) -> types.SimpleNamespace:
-        call = types.SimpleNamespace(batch=batch, done=False, error=None)
+        call = types.SimpleNamespace(batch=batch, done=bool(self.died), error=self.died)
         self.calls.append(call)
         return call
+
+    def die(self) -> None:
+        """End every call, also those to come, as Ray does for an actor that is gone."""
+        self.died = self.exceptions.RayActorError("died")
+        for call in self.calls:
+            call.done, call.error = True, self.died
 
     def wait(
         self, refs: list[Any], num_returns: int, timeout: float
@@ -447,8 +454,7 @@ def test_a_dead_supervisor_ends_the_watching_only(fake_ray: FakeRay) -> None:
     channel = Channel(transport, 0, 0)
     channel.log({"a": 1})
     assert not channel.flush(0.1)
-    for call in fake_ray.calls:
-        call.done, call.error = True, FakeRay.exceptions.RayActorError("died")
+    fake_ray.die()
     start = time.monotonic()
     for k in range(100):
         channel.log({"a": k})
@@ -460,13 +466,16 @@ def test_a_dead_supervisor_ends_the_watching_only(fake_ray: FakeRay) -> None:
 @pytest.mark.parametrize("error", ["RayTaskError", "ActorUnavailableError"])
 def test_a_refused_batch_is_not_a_dead_supervisor(fake_ray: FakeRay, error: str) -> None:
     transport = actor_transport(fake_ray)
-    transport.send(batch(1))
+    bound = channel_module.MAX_IN_FLIGHT
+    for k in range(bound):
+        transport.send(batch(k))
     call = fake_ray.calls[0]
     call.done, call.error = True, getattr(FakeRay.exceptions, error)("bad")
-    assert transport.send(batch(2)) and not transport.dead and transport.refused == 1
-    fake_ray.calls[1].done = True
+    assert transport.send(batch(bound)) and not transport.dead and transport.refused == 1
+    for call in fake_ray.calls:
+        call.done = True
     assert not transport.drain(1)  # not all was delivered
-    assert len(fake_ray.calls) == 2
+    assert len(fake_ray.calls) == bound + 1
 
 
 def test_mapping_that_is_no_dict(channel: Channel, transport: FakeTransport) -> None:
