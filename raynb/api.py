@@ -11,7 +11,12 @@ from typing import Any
 from raynb._version import __version__
 from raynb.engine.capture import Capture
 from raynb.engine.collector import RunFacts
-from raynb.engine.preflight import check_resources, choose_gpu, local_machine
+from raynb.engine.preflight import (
+    check_accelerator,
+    check_resources,
+    choose_gpu,
+    local_machine,
+)
 from raynb.engine.spec import RAYNB_DIR, RunSpec, absolute_storage, check_storage, filesystem_of
 from raynb.errors import OptionError, ResourceError
 from raynb.panel.views import close_view, open_view
@@ -314,6 +319,7 @@ def _check_cluster(spec: RunSpec) -> str:
     spec.use_gpu = choose_gpu(spec, limits or ray.cluster_resources())
     if len(nodes) > 1 and "://" not in spec.storage_path and spec.min_workers > 1:
         _check_shared_storage(spec, nodes)
+    check_accelerator(spec, nodes, limits)
     return check_resources(spec, nodes, ray.available_resources(), limits)
 
 

@@ -130,6 +130,28 @@ def check_resources(
     return ""
 
 
+def check_accelerator(
+    spec: RunSpec, nodes: Sequence[Resources], limits: Resources | None = None
+) -> None:
+    """Check that some node has the accelerator type that was asked for.
+
+    Raises
+    ------
+    ResourceError
+        When none has, and the cluster can't grow.
+    """
+    if spec.accelerator_type is None or limits is not None:
+        return
+    mark = "accelerator_type:"  # how Ray names a node's type among its resources
+    there = sorted({k.removeprefix(mark) for node in nodes for k in node if k.startswith(mark)})
+    if spec.accelerator_type not in there:
+        raise ResourceError(
+            f"asked for accelerators of type {spec.accelerator_type!r}; the cluster has "
+            + (", ".join(there) or "none"),
+            hint="leave out --accelerator-type" + (f", or use {there[0]}" if there else ""),
+        )
+
+
 def _request(spec: RunSpec, need: Resources) -> str:
     group = f"{spec.min_workers} worker{'s' if spec.min_workers != 1 else ''}"
     placed = f", {spec.placement_strategy}" if spec.placement_strategy.startswith("STRICT") else ""

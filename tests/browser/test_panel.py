@@ -17,8 +17,6 @@ from raynb.demo import build_notebook
 #: Set to a directory to keep screenshots, such as those under docs/images.
 SHOTS = os.environ.get("RAYNB_SCREENSHOTS")
 
-#: A record in an output area.
-RECORD = ".jp-OutputArea-output.jp-RenderedHTMLCommon"
 #: A run whose length the test decides: it trains until it is stopped.
 ENDLESS = """%%distributed_train -n 2 {options}
 import time, raynb, torch, ray.train.torch
@@ -35,11 +33,12 @@ while True:
         time.sleep(0.1)"""
 
 
-def shot(notebook: Any, name: str, *, panel: bool = True) -> None:
-    """Keep a picture of the panel, or of the record, where SHOTS says."""
+def shot(notebook: Any, name: str, record: str = "") -> None:
+    """Keep a picture of the panel, or of the record that has the text, where SHOTS says."""
     if SHOTS:
         Path(SHOTS).mkdir(parents=True, exist_ok=True)
-        area = notebook.page.locator(".jp-OutputArea-output .raynb-panel" if panel else RECORD).last
+        found = notebook.page.locator(".jp-OutputArea-output", has_text=record)
+        area = (found if record else panel(notebook)).first
         area.scroll_into_view_if_needed()
         area.screenshot(path=str(Path(SHOTS, f"{name}.png")))
 
@@ -107,7 +106,7 @@ def test_quickstart_on_fashion_mnist(open_notebook: Callable[..., Any], tmp_path
     notebook.wait_text("✓ Finished", 120)
     notebook.wait_idle()
     notebook.save()
-    shot(notebook, "record-finished", panel=False)
+    shot(notebook, "record-finished", "✓ Finished")
     stored = notebook.stored()
     outputs = [o for c in stored.cells for o in c.outputs if "text/html" in o.get("data", {})]
     record = outputs[0]["data"]

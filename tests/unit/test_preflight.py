@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from raynb.engine.preflight import check_resources, choose_gpu, fits, local_machine
+from raynb.engine.preflight import (
+    check_accelerator,
+    check_resources,
+    choose_gpu,
+    fits,
+    local_machine,
+)
 from raynb.engine.spec import RunSpec
 from raynb.errors import ResourceError
 
@@ -159,3 +165,15 @@ def test_local_machine(monkeypatch: pytest.MonkeyPatch, visible: str, gpus: int)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     machine = local_machine()
     assert machine["GPU"] == gpus and machine["CPU"] >= 1
+
+
+def test_an_accelerator_type_that_no_node_has() -> None:
+    nodes = [{"CPU": 4.0, "GPU": 1.0, "accelerator_type:T4": 1.0}, {"CPU": 4.0}]
+    spec = RunSpec(accelerator_type="A100", use_gpu=True)
+    with pytest.raises(ResourceError, match="'A100'; the cluster has T4") as found:
+        check_accelerator(spec, nodes)
+    assert "or use T4" in str(found.value)
+    with pytest.raises(ResourceError, match="the cluster has none"):
+        check_accelerator(spec, [{"CPU": 2.0}])
+    check_accelerator(spec, [{"CPU": 2.0}], limits={"GPU": 8.0})  # it may grow
+    check_accelerator(RunSpec(accelerator_type="T4"), nodes)
