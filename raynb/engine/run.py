@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import threading
 import time
 import uuid
@@ -115,9 +116,10 @@ class LocalBackend:
         return self.collector.poll(watcher, timeout)
 
     def stop(self) -> None:
-        import _thread
-
-        _thread.interrupt_main()
+        # A real signal wakes a main thread that sleeps; interrupt_main would wait for it.
+        ident = threading.main_thread().ident
+        assert ident is not None
+        signal.pthread_kill(ident, signal.SIGINT)
 
     def kill(self) -> None:
         self.stop()
