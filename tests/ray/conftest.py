@@ -96,9 +96,10 @@ def nothing_left(cluster: None) -> Callable[..., None]:
 
     def check(pids: list[int], seconds: float = 10.0) -> None:
         def left() -> list[str]:
-            # The coordinator of Ray Data is the cluster's, not a run's.
+            # Ray Data's own two are the cluster's, not a run's.
+            shared = {"_AutoscalingCoordinatorActor", "_StatsActor"}
             actors = [a.class_name for a in list_actors() if a.state != "DEAD"]
-            found = [a for a in actors if a != "_AutoscalingCoordinatorActor"]
+            found = [a for a in actors if a not in shared]
             found += [f"group {g.state}" for g in list_placement_groups() if g.state != "REMOVED"]
             found += [f"process {p}" for p in pids if _alive(p)]
             taken = 4 - ray.available_resources().get("CPU", 0)
