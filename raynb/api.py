@@ -276,7 +276,7 @@ def _start(
             run.tell("starting_ray", "a local cluster that ends with this kernel")
             cluster.start_local()
         waiting = _check_cluster(spec)
-        summary.update(_decided(spec))
+        summary["options"] = spec.summary()  # whether GPUs are used is decided now
         run.tell("waiting" if waiting else "starting_workers", waiting or "starting the supervisor")
         backend = RemoteBackend.start(facts, _ray_train_env())
         try:
@@ -406,10 +406,6 @@ def _summary(spec: RunSpec, capture: Capture | None) -> dict[str, Any]:
             **{p: version(p) for p in ("ray", "torch")},
         },
     }
-
-
-def _decided(spec: RunSpec) -> dict[str, Any]:
-    return {"options": spec.summary()}
 
 
 def _check_function(fn: Any) -> None:

@@ -14,7 +14,7 @@ import pandas as pd
 import pyarrow as pa
 
 from raynb.engine.collector import TERMINAL, Collector, RunFacts
-from raynb.engine.spec import filesystem_of, read_record
+from raynb.engine.spec import RAYNB_DIR, filesystem_of, read_record
 from raynb.engine.supervisor import NAMESPACE, Outcome, Supervisor, supervisor_name
 from raynb.engine.v1 import replacement
 from raynb.errors import OptionError, RaynbError, SupervisorDiedError, TrainingError
@@ -386,7 +386,7 @@ class Run:
 
     def _history_dir(self) -> tuple[Any, str]:
         filesystem, path = filesystem_of(self.facts.run_path)
-        return filesystem, f"{path}/raynb/history"
+        return filesystem, f"{path}/{RAYNB_DIR}/history"
 
     def _interrupted(self) -> None:
         try:

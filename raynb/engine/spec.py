@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import pyarrow.fs as pafs
 
 from raynb.errors import OptionError, StorageError
+from raynb.telemetry.events import short_text
 
 PLACEMENT_STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 BACKENDS = ("nccl", "gloo")
@@ -253,11 +254,7 @@ def json_safe(value: Any, depth: int = 4) -> Any:
 
 
 def _short(value: Any) -> str:
-    try:
-        text = str(value)
-    except Exception as error:
-        text = f"<{type(value).__name__}: its text raises {type(error).__name__}>"
-    return text if len(text) <= 200 else text[:199] + "…"
+    return short_text(value, 200)
 
 
 def _is_whole(value: Any, least: int | None = None) -> bool:

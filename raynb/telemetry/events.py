@@ -142,12 +142,16 @@ def to_value(value: Any) -> Value:
 
 
 def _text(value: Any) -> str:
+    return clean_text(short_text(value, MAX_TEXT))
+
+
+def short_text(value: Any, limit: int) -> str:
+    """A value's text, cut to ``limit`` characters; never raises."""
     try:
         text = str(value)
     except Exception as error:
         text = f"<{type(value).__name__}: its text raises {type(error).__name__}>"
-    text = text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
-    return clean_text(text)
+    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def clean_text(text: str) -> str:
