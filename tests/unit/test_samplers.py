@@ -70,6 +70,32 @@ def test_children_count_and_may_die() -> None:
     assert not sampler._children
 
 
+def test_children_from_before_are_not_the_runs() -> None:
+    """Local mode in a kernel with a Ray cluster: its processes, old and new, are not training."""
+    script = (
+        "import subprocess, sys\n"
+        "for line in sys.stdin:\n"
+        "    subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE)\n"
+        "    print(flush=True)"
+    )
+    daemon = subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert daemon.stdin is not None and daemon.stdout is not None
+    try:
+        sampler = CpuSampler(None, 1.0)
+        daemon.stdin.write(b"start\n")
+        daemon.stdin.flush()
+        daemon.stdout.readline()
+        assert len(psutil.Process(daemon.pid).children()) == 1
+        sampler.sample()
+        assert not sampler._children
+    finally:
+        for process in [*psutil.Process(daemon.pid).children(), daemon]:
+            process.kill()
+        daemon.communicate()
+
+
 def test_a_pid_that_is_another_process_now_is_not_mistaken(monkeypatch: pytest.MonkeyPatch) -> None:
     sampler = CpuSampler(None, 1.0)
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)

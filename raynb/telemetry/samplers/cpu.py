@@ -11,6 +11,9 @@ import psutil
 class CpuSampler:
     """Utilisation of the worker's CPUs and the memory its processes hold.
 
+    Children that were there before the sampler are not the run's, and neither are theirs: in local
+    mode this process may have started a Ray cluster.
+
     Parameters
     ----------
     gpu : str or None
@@ -24,6 +27,7 @@ class CpuSampler:
         self._num_cpus = max(num_cpus, 1.0)
         self._children: dict[int, psutil.Process] = {}
         self._process.cpu_percent(None)
+        self._foreign = {child.pid: child for child in self._process.children(True)}
 
     def sample(self) -> dict[str, Any]:
         percent = self._process.cpu_percent(None)
@@ -32,6 +36,8 @@ class CpuSampler:
         # compare equal only while the pid is still the same process.
         alive = {}
         for child in self._process.children(True):
+            if self._is_foreign(child):
+                continue
             kept = self._children.get(child.pid)
             alive[child.pid] = kept if kept is not None and kept == child else child
         for child in alive.values():
@@ -47,3 +53,13 @@ class CpuSampler:
             "mem_total": psutil.virtual_memory().total,
             "note": None,
         }
+
+    def _is_foreign(self, child: psutil.Process) -> bool:
+        if self._foreign.get(child.pid) == child:
+            return True
+        # psutil lists parents before their children.
+        with contextlib.suppress(psutil.Error):
+            if self._foreign and child.ppid() in self._foreign:
+                self._foreign[child.pid] = child
+                return True
+        return False
