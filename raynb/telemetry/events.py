@@ -90,8 +90,12 @@ class Batch:
     records : RecordBatch or None
     sample : dict or None
         The latest device sample (see :mod:`raynb.telemetry.samplers`).
-    shard : dict or None
-        The latest shard progress (see :mod:`raynb.telemetry.shards`).
+    shards : list of dict or None
+        The latest progress of each shard, the one trained on first (see
+        :mod:`raynb.telemetry.shards`).
+    timing : dict or None
+        Where a step's time goes, and where the train function stands (see
+        :mod:`raynb.telemetry.timing`).
     logs : list of (seq, stream, text)
         Log lines; the same ``seq`` again replaces the line (progress bars).
     status : str or None
@@ -108,6 +112,8 @@ class Batch:
     records: RecordBatch | None = None
     sample: dict[str, Any] | None = None
     shard: dict[str, Any] | None = None
+    shards: list[dict[str, Any]] | None = None
+    timing: dict[str, Any] | None = None
     logs: list[tuple[int, str, str]] = field(default_factory=list)
     status: str | None = None
     failure: dict[str, Any] | None = None
