@@ -12,9 +12,10 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from raynb.engine.spec import RAYNB_DIR, filesystem_of, read_record, write_record
-from raynb.telemetry.digest import Cursor, Digest, Update
+from raynb.telemetry.digest import Cursor, Digest
 from raynb.telemetry.events import Batch
 from raynb.telemetry.history import HistoryWriter
+from raynb.telemetry.update import Update
 
 #: States that a run does not leave.
 TERMINAL = ("finished", "failed", "stopped")
@@ -108,7 +109,7 @@ class Collector:
                     rank,
                     status="starting",
                     attempt=self._attempt,
-                    shard=None,
+                    shards=None,
                     util=None,
                     rate=None,
                 )

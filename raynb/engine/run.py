@@ -18,8 +18,9 @@ from raynb.engine.spec import RAYNB_DIR, filesystem_of, read_record
 from raynb.engine.supervisor import NAMESPACE, Outcome, Supervisor, supervisor_name
 from raynb.engine.v1 import replacement
 from raynb.errors import OptionError, RaynbError, SupervisorDiedError, TrainingError
-from raynb.telemetry.digest import Mirror, Update
 from raynb.telemetry.history import read_history, to_frame
+from raynb.telemetry.mirror import Mirror
+from raynb.telemetry.update import Update
 
 #: Seconds between two looks at the supervisor, at least: as often as workers send.
 TICK_S = 0.25

@@ -13,7 +13,7 @@ from raynb.panel.widget import LivePanel, missing_bundle
 from raynb.results.page import Page
 from raynb.results.static import bundle as page_bundle
 from raynb.results.static import running_html
-from raynb.telemetry.digest import Update
+from raynb.telemetry.update import Update
 
 #: Seconds between two drawings of the static view, where there is no live panel.
 STATIC_S = 2.0

@@ -26,7 +26,7 @@ from raynb.results.text import (
     number,
     plural,
 )
-from raynb.telemetry.digest import Mirror
+from raynb.telemetry.mirror import Mirror
 from raynb.telemetry.units import human_bytes, human_seconds
 
 #: Redraws a second at most.

@@ -12,7 +12,8 @@ import anywidget
 import traitlets
 
 from raynb.panel.wire import encode
-from raynb.telemetry.digest import Mirror, Update
+from raynb.telemetry.mirror import Mirror
+from raynb.telemetry.update import Update
 
 STATIC = pathlib.Path(__file__).parent.parent / "static"
 BUNDLE = STATIC / "panel.js"

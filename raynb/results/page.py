@@ -29,7 +29,7 @@ from raynb.results.text import (
     number,
     plural,
 )
-from raynb.telemetry.digest import Mirror
+from raynb.telemetry.mirror import Mirror
 from raynb.telemetry.units import human_bytes, human_seconds
 
 MAX_METRICS = 30

@@ -31,7 +31,7 @@ from raynb.results.page import (
     worker_table,
 )
 from raynb.results.text import clean_line, cut_middle, format_value, number, plural
-from raynb.telemetry.digest import Mirror
+from raynb.telemetry.mirror import Mirror
 from raynb.telemetry.units import human_seconds
 
 #: A page's HTML never gets longer, in bytes, the chart included.
