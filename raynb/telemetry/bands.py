@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,7 +114,8 @@ class Bands:
     def _move(self, by: int) -> None:
         """Make room for ``by`` buckets in front."""
         n = self._n
-        for array in (self._values, self._there, self._stale, self._version, self._table.T):
+        arrays: list[NDArray[Any]] = [self._values, self._there, self._stale, self._version]
+        for array in (*arrays, self._table.T):
             array[by : by + n] = array[:n].copy()
             array[:by] = np.nan if array.dtype == np.float64 else 0
 
@@ -125,7 +127,7 @@ class Bands:
         n, odd = self._n, self._first % 2
         half = (n + odd + 1) // 2
 
-        def pairs(array: NDArray) -> tuple[NDArray, NDArray]:  # type: ignore[type-arg]
+        def pairs(array: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
             empty = np.nan if array.dtype == np.float64 else 0
             padded = np.full((2 * half, *array.shape[1:]), empty, dtype=array.dtype)
             padded[odd : odd + n] = array[:n]
@@ -139,8 +141,7 @@ class Bands:
         self._version[:half] = np.maximum(*pairs(self._version))
         for array in (self._values, self._table.T):
             array[half:n] = np.nan
-        for array in (self._there, self._version):
-            array[half:n] = 0
+        self._there[half:n], self._version[half:n] = False, 0
         self._first //= 2
         self._n = half
         self._stale[:half], self._stale[half:] = True, False

@@ -77,8 +77,6 @@ class Digest:
         Each rank's samples in its newest attempt.
     nonfinite : dict of (metric, rank, attempt) to (step, value)
         The first NaN or infinity of each series.
-    heard : dict of int to float
-        When something last came from a rank, on this side's clock.
     """
 
     def __init__(self, name: str, best: tuple[str, str] | None = None, **run: Any) -> None:
@@ -89,7 +87,6 @@ class Digest:
         self.hints: list[dict[str, Any]] = []
         self.trends: dict[int, Trend] = {}
         self.nonfinite: dict[SeriesKey, tuple[float, float]] = {}
-        self.heard: dict[int, float] = {}
         self._rows = Rows()
         self._curves = Curves(best)
         self._events_cut = 0
@@ -168,7 +165,6 @@ class Digest:
         """Take one worker's message."""
         rank, attempt = batch.rank, batch.attempt
         version = self._news(bulk=not batch.logs)
-        self.heard[rank] = time.time()
         row = self._rows.row(rank, version)
         changes: dict[str, Any] = {}
         # What a worker of an earlier attempt still had to tell is no news of the one there now.

@@ -80,7 +80,8 @@ class Mirror:
 
     def _forget(self) -> None:
         """Drop the series that are out of focus, and the curves of attempts long past."""
-        newest = max((key[-1] for key in (*self.series, *self.bands)), default=0)
+        attempts = [b[1] for b in self.bands] + [key[2] for key in self.series]
+        newest = max(attempts, default=0)
         for band in [b for b in self.bands if b[1] <= newest - MAX_ATTEMPTS]:
             del self.bands[band]
         pinned, worst = set(self.focus["pinned"]), self.focus["worst"]
@@ -118,8 +119,8 @@ class Mirror:
 
     def metrics(self) -> list[str]:
         """Names of the metrics seen, losses first, in order of appearance."""
-        names = dict.fromkeys(key[0] for key in (*self.bands, *self.series))
-        return sorted(names, key=lambda name: "loss" not in name.lower())
+        names = [band[0] for band in self.bands] + [key[0] for key in self.series]
+        return sorted(dict.fromkeys(names), key=lambda name: "loss" not in name.lower())
 
     def latest(self, metric: str) -> dict[int, float]:
         """Each rank's latest value of a metric, from its latest attempt.

@@ -36,6 +36,11 @@ class Trend(Mapping[str, Floats]):
     ----------
     attempt : int
         The attempt that it is of.
+
+    Attributes
+    ----------
+    samples : int
+        How many there were.
     """
 
     def __init__(self, attempt: int) -> None:
@@ -44,39 +49,36 @@ class Trend(Mapping[str, Floats]):
         self._n = 0
         self._every = 1  # samples that a point of the whole stands for
         self._recent = np.empty((len(COLUMNS), RECENT))  # a ring
-        self._samples = 0
+        self.samples = 0
 
     def add(self, sample: Mapping[str, Any]) -> None:
         """Take a sample; its time is now where it does not tell."""
         row = [_number(sample.get(name)) for name in COLUMNS]
         if row[0] != row[0]:
             row[0] = time.time()
-        self._recent[:, self._samples % RECENT] = row
-        if self._samples % self._every == 0:
+        self._recent[:, self.samples % RECENT] = row
+        if self.samples % self._every == 0:
             if self._n == MAX_POINTS:
                 kept = self._whole[:, ::2].copy()
                 self._n = kept.shape[1]
                 self._whole[:, : self._n] = kept
                 self._every *= 2
-            if self._samples % self._every == 0:
+            if self.samples % self._every == 0:
                 self._whole[:, self._n] = row
                 self._n += 1
-        self._samples += 1
+        self.samples += 1
 
     def __getitem__(self, name: str) -> Floats:
         column = COLUMNS.index(name) if name in COLUMNS else None
         if column is None:
             raise KeyError(name)
-        recent = np.roll(self._recent, -self._samples, axis=1) if self._full else self._recent
-        recent = recent[:, : min(self._samples, RECENT)]
+        recent = self._recent[column, : self.samples]
+        if self.samples > RECENT:
+            recent = np.roll(recent, -self.samples)
         # Points of the whole that the recent ones hold as well are told once.
-        older = -(-max(0, self._samples - RECENT) // self._every)
-        out: Floats = np.concatenate([self._whole[column, :older], recent[column]])
+        older = -(-max(0, self.samples - RECENT) // self._every)
+        out: Floats = np.concatenate([self._whole[column, :older], recent])
         return out
-
-    @property
-    def _full(self) -> bool:
-        return self._samples >= RECENT
 
     def __iter__(self) -> Iterator[str]:
         return iter(COLUMNS)

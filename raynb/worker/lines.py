@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from raynb.telemetry.digest import MAX_LINE
+from raynb.telemetry.loglines import MAX_LINE
 
 #: Lines kept between two looks; of a flood, the rest is counted and is in the file.
 MAX_LINES = 500
