@@ -22,6 +22,8 @@ WRITE_COST = 100
 #: Seconds between two looks that may go into writing line by line. Past it, lines are written in
 #: blocks until the next look: a flood costs little, and else a crash loses nothing.
 LINE_BY_LINE_S = 0.0025
+#: Bytes of a write that would not cost less in a block.
+BLOCK = 8_000
 #: Bytes read at a time of what others than Python wrote.
 READ = 1_000_000
 
@@ -239,7 +241,8 @@ class LogPump:
             fd = self._c_out if stream == "out" else self._c_err
         began = time.perf_counter()
         rest, error = _write(fd, data)
-        self._by_line_s += time.perf_counter() - began
+        if len(data) < BLOCK:
+            self._by_line_s += time.perf_counter() - began
         if error is None:
             self._write_error = ""
         else:
