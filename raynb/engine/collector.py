@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from raynb.engine.hints.health import Health
 from raynb.engine.spec import RAYNB_DIR, filesystem_of, read_record, write_record
 from raynb.telemetry.digest import Cursor, Digest
 from raynb.telemetry.events import Batch
@@ -19,6 +20,8 @@ from raynb.telemetry.update import Update
 
 #: States that a run does not leave.
 TERMINAL = ("finished", "failed", "stopped")
+#: Seconds between two looks for hints.
+LOOK_S = 1.0
 
 
 @dataclass
@@ -57,6 +60,8 @@ class Collector:
         # A run that goes on in its old directory keeps its attempts apart from the earlier ones.
         self._first_attempt = int(before.get("attempts", 0))
         self._attempt = self._first_attempt - 1
+        self._health = Health(facts.summary.get("previous"))
+        self._broken: set[str] = set()
         self.history = HistoryWriter(self._filesystem, f"{self._dir}/{RAYNB_DIR}/history")
         self.failures: list[dict[str, Any]] = []
         self.reports: list[dict[str, Any]] = []
@@ -91,6 +96,8 @@ class Collector:
                     "error" if state == "failed" else "info",
                 )
             self._digest.set_run(state=state, message=message, **more)
+            if state in TERMINAL:
+                self._look()  # the last time: the hints stay as they are now
             self._news.notify_all()
 
     def event(self, text: str, level: str = "info") -> None:
@@ -213,15 +220,31 @@ class Collector:
                 "best_seen": run["best"],
                 "workers": [row for _, row in sorted(self._digest.workers.items())],
                 "events": self._digest.events[-100:],
+                "hints": self._digest.hints,
+                "scale": self._health.scale,
             }
         try:
             write_record(self._filesystem, self._dir, record)
         except Exception as error:
             self.event(f"record.json can't be written: {error}", "error")
 
+    def _look(self) -> None:
+        """Look for hints; the caller holds the lock."""
+        if self._health.look(self._digest, self.failures):
+            self._digest.set_hints(self._health.hints)
+            self._news.notify_all()
+        for rule, error in self._health.broken.items():
+            if rule not in self._broken:
+                self._broken.add(rule)
+                self._digest.event(f"the hint {rule} can't be told: {error}", "warn")
+
     def _tick(self) -> None:
-        told = None
+        told, looked = None, 0.0
         while not self._closed.wait(0.5):
+            with self._news:
+                if self.state not in TERMINAL and time.monotonic() - looked >= LOOK_S:
+                    looked = time.monotonic()
+                    self._look()
             if self.history.due():
                 self.history.flush()
             if self.history.error != told:

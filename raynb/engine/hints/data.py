@@ -14,6 +14,8 @@ def imbalance(view: View) -> list[Finding]:
     """Some ranks have more rows of the training data than others."""
     if len(view.workers) < 2 or len(view.workers) != view.run.get("world_size"):
         return []
+    if len({(s.get("name"), s.get("rows_total")) for s in map(first_shard, view.workers)}) < 2:
+        return []
     rows: dict[int, float] = {}
     batches: dict[int, float] = {}
     names, size = set(), 1.0

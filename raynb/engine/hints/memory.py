@@ -13,10 +13,17 @@ from raynb.telemetry.units import human_bytes, human_seconds
 MIB = 2**20
 #: Seconds from a rank's first step on that belong to warming up: allocators, workers, caches.
 WARM_S = 5.0
-#: Seconds looked at: (how long, growth in bytes, growth as a share). A short look needs more.
-LOOKS = ((10.0, 128 * MIB, 0.10), (60.0, 100 * MIB, 0.05), (float("inf"), 100 * MIB, 0.05))
+#: Looks: over the last (seconds, at least so many), growth by (bytes, share). A short look needs
+#: more of it.
+LOOKS = (
+    (10.0, 8.5, 128 * MIB, 0.10),
+    (60.0, 55.0, 100 * MIB, 0.05),
+    (float("inf"), 120.0, 100 * MIB, 0.05),
+)
 #: Parts that a look is cut into; memory has to rise from each to the next.
 PARTS = 5
+#: The least that a part adds, as a share of the mean, and the later half, as one of the earlier.
+EVEN = 0.3, 0.85
 #: How straight the growth has to be.
 STRAIGHT = 0.9
 #: Ranks with the largest growth that are looked at closely: the look stays cheap with thousands.
@@ -73,6 +80,7 @@ def leak(view: View) -> list[Finding]:
                 f"{PARTS} parts, nearly in a straight line",
                 fix,
                 key=column,
+                hold=1.0,
             )
         )
     return found
@@ -84,7 +92,7 @@ def _growing(view: View, column: str) -> list[Growth]:
         rank, value = int(row["rank"]), number(row.get(column))
         low = view.lowest.get((column, rank))
         # Most ranks of most runs are through with this: a trend is read for the others alone.
-        if value is not None and low is not None and value - low > min(k[1] for k in LOOKS):
+        if value is not None and low is not None and value - low > min(look[2] for look in LOOKS):
             candidates.append((value - low, rank))
     candidates.sort(reverse=True)
     found = []
@@ -95,21 +103,24 @@ def _growing(view: View, column: str) -> list[Growth]:
         times, values = trend["time"], trend[column]
         # The rank's own clock: samples carry it, and it may differ from this one.
         since += float(times[-1]) - view.heard.get(rank, view.now)
-        for seconds, bytes_, share in LOOKS:
-            growth = _steady(times, values, max(since + WARM_S, times[-1] - seconds - 0.5))
+        warm = (times >= since + WARM_S) & np.isfinite(values)
+        times, values = times[warm], values[warm]
+        for seconds, at_least, bytes_, share in LOOKS:
+            start = times[-1] - seconds - 0.5 if len(times) else 0.0
+            growth = _steady(times[times >= start], values[times >= start])
             if growth is None:
                 continue
             first, last, lasted = growth
-            if lasted >= 0.9 * min(seconds, 9.0) and last - first > max(bytes_, share * first):
+            # What falls and rises again is no leak: only what is more than ever counts.
+            first = max(first, np.fmax.reduce(values[times < start], initial=0.0))
+            if lasted >= at_least and last - first > max(bytes_, share * first):
                 found.append(Growth(rank, first, last, lasted))
                 break
     return found
 
 
-def _steady(times: Floats, values: Floats, start: float) -> tuple[float, float, float] | None:
-    """First and last value and seconds in between, of what rises all the time since ``start``."""
-    at = (times >= start) & np.isfinite(values)
-    t, y = times[at], values[at]
+def _steady(t: Floats, y: Floats) -> tuple[float, float, float] | None:
+    """First and last value and seconds in between, of what rises all the time."""
     if len(t) < 2 * PARTS - 1 or t[-1] <= t[0]:
         return None
     which = np.minimum((PARTS * (t - t[0]) / (t[-1] - t[0])).astype(int), PARTS - 1)
@@ -118,7 +129,8 @@ def _steady(times: Floats, values: Floats, start: float) -> tuple[float, float, 
     middles = np.array([np.median(y[which == part]) for part in range(PARTS)])
     rises = np.diff(middles)
     # A warm-up or a cache that fills levels off; each part of a leak adds about as much.
-    if rises.min() <= 0.4 * rises.mean():
+    early, late = middles[PARTS // 2] - middles[0], middles[-1] - middles[PARTS // 2]
+    if rises.min() <= EVEN[0] * rises.mean() or late < EVEN[1] * early:
         return None
     straight = float(np.corrcoef(t, y)[0, 1]) ** 2
     return (float(y[0]), float(y[-1]), float(t[-1] - t[0])) if straight >= STRAIGHT else None

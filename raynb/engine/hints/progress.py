@@ -82,8 +82,11 @@ def _times(n: int) -> str:
 
 
 def stands(view: View) -> list[Stand]:
-    """Where each rank of the attempt stands."""
+    """Where each rank of the attempt stands; empty where all of them step."""
     newest = max(view.heard.values(), default=view.now)
+    oldest = min(view.heard.values(), default=view.now)
+    if view.stepping.all() and newest - oldest <= UNHEARD_S:
+        return []
     return [_stand(row, view, newest) for row in view.workers]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -46,9 +47,9 @@ class Finding:
     hold: float = 0.0
 
 
-@dataclass(frozen=True)
+@dataclass
 class View:
-    """A run at one moment, as the rules see it.
+    """A run at one moment, as the rules see it; none of them changes it.
 
     Attributes
     ----------
@@ -95,28 +96,28 @@ class View:
     def training(self) -> bool:
         return self.run.get("state") == "training"
 
-    @property
+    @cached_property
     def ranks(self) -> NDArray[np.int64]:
         return np.array([w["rank"] for w in self.workers], dtype=np.int64)
 
     def column(self, name: str) -> Floats:
         """A field of all workers; NaN where it is unknown."""
         if name not in self._columns:
-            self._columns[name] = np.array([_float(w.get(name)) for w in self.workers])
+            values = [w.get(name) for w in self.workers]
+            column = np.array([v if type(v) is float else _float(v) for v in values])
+            column[np.isinf(column)] = np.nan
+            self._columns[name] = column
         return self._columns[name]
 
-    @property
+    @cached_property
     def step_s(self) -> Floats:
         """Seconds a step; from the records where no step was timed."""
-        if "_step_s" not in self._columns:
-            rate = self.column("rate")
-            with np.errstate(divide="ignore"):
-                by_records = np.where(rate > 0, 1 / rate, np.nan)
-            timed = self.column("step_s")
-            self._columns["_step_s"] = np.where(timed > 0, timed, by_records)
-        return self._columns["_step_s"]
+        rate, timed = self.column("rate"), self.column("step_s")
+        with np.errstate(divide="ignore", invalid="ignore"):
+            by_records = np.where(rate > 0, 1 / rate, np.nan)
+            return np.where(timed > 0, timed, by_records)
 
-    @property
+    @cached_property
     def stepping(self) -> NDArray[np.bool_]:
         """Which ranks make steps now: what is known of the speed of others is of the past."""
         return np.array(
@@ -155,9 +156,8 @@ def text(value: object, limit: int = 160) -> str:
 def first_shard(worker: Mapping[str, Any]) -> Mapping[str, Any]:
     """The shard that a rank trains on, or an empty mapping."""
     shards = worker.get("shards")
-    if isinstance(shards, Sequence) and shards and isinstance(shards[0], Mapping):
-        found: Mapping[str, Any] = shards[0]
-        return found
+    if isinstance(shards, (list, tuple)) and shards and isinstance(shards[0], dict):
+        return shards[0]
     return {}
 
 
