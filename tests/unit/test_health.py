@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from raynb.engine.hints.health import CLEAR_S, MAX_HINTS, Health
+from raynb.engine.hints.previous import function_key, previous, remember
 from raynb.engine.hints.view import Finding, View
 from raynb.telemetry.digest import Cursor, Digest
 from raynb.telemetry.events import Batch, Record, RecordBatch
@@ -189,7 +190,12 @@ def test_what_the_next_run_is_compared_with() -> None:
 
     first = run(2, 0.1)
     assert first.scale == {"lr": 0.1, "global_batch": 100.0} and first.hints == []
-    second = run(4, 0.1, first.scale)
+    key = function_key(None, "loader = DataLoader(data, batch_size=50)")
+    assert previous(key) == {}
+    remember(key, {"scale": {}})
+    remember(key, {"scale": first.scale})
+    again = function_key(None, "loader = DataLoader(data, batch_size=100)\n")
+    second = run(4, 0.1, previous(again))
     assert [hint["kind"] for hint in second.hints] == ["lr_scaling"]
     assert run(4, 0.2, first.scale).hints == run(2, 0.1, first.scale).hints == []
 
