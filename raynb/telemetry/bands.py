@@ -28,12 +28,14 @@ BandKey = tuple[str, int]  # metric, attempt
 class Bands:
     """One metric of every rank in one attempt: each rank's last value in each bucket of steps.
 
+    Where a rank's steps go back, the value of the larger step may stand for both.
+
     Parameters
     ----------
     ranks : int
         Ranks to expect; more are taken.
     cap : int
-        Buckets at most.
+        Buckets at most; two at least, for steps below and above 0.
 
     Attributes
     ----------

@@ -118,7 +118,7 @@ class Curves:
         if key not in self.bands:
             assert self._ranks is not None
             cells = sum(band.cells for band in self.bands.values())
-            while cells + self._ranks * self._band_cap > MAX_CELLS and self._band_cap > 1:
+            while cells + self._ranks * self._band_cap > MAX_CELLS and self._band_cap > 2:
                 self._band_cap //= 2
                 for one in self.bands.values():
                     one.shrink(self._band_cap)
@@ -143,6 +143,7 @@ class Curves:
         now: float,
     ) -> None:
         """Put what changed after ``version`` into ``update``; ``seen`` moves on to now."""
+        seen.pinned = pinned
         if self._ranks is None:
             for key, changed in self._version.items():
                 if changed > version:
@@ -158,7 +159,6 @@ class Curves:
         focus = {"pinned": list(pinned), "worst": self._find_worst(now)}
         if focus != seen.focus:
             update.content["focus"] = seen.focus = focus
-        seen.pinned = pinned
         for (metric, attempt), band in self.bands.items():
             generation = seen.bands.get((metric, attempt), -1)
             start, data = band.since(generation, version)
