@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
+from dataclasses import dataclass, field
 
 from raynb.telemetry.loglines import MAX_LINE
 
@@ -12,12 +14,28 @@ MAX_LINES = 500
 MAX_LINES_BACK = 200
 #: Bytes of an unfinished line that are kept: past what the panel shows, in any characters.
 MAX_TAIL = 4 * (MAX_LINE + 1)
+#: Lines above the newest that several progress bars, one below the other, reach.
+MAX_ABOVE = 16
+_DOWN_OR_UP = re.compile(rb"\n|\x1b\[1?A")
+
+Line = tuple[int, bytes]
+NO_LINE: Line = (-1, b"")
+
+
+@dataclass
+class _Cursor:
+    """Where a stream writes: a line's number, -1 when it has none yet, and its bytes."""
+
+    line: Line = NO_LINE
+    above: list[Line] = field(default_factory=list)
+    below: list[Line] = field(default_factory=list)
 
 
 class Lines:
     """Cuts the bytes of both streams into lines; its cost depends on what is kept of them.
 
-    A carriage return starts its line over, so a progress bar is one line that changes.
+    A carriage return starts its line over, so a progress bar is one line that changes; bars below
+    each other, as tqdm draws them, are as many.
 
     Parameters
     ----------
@@ -34,8 +52,7 @@ class Lines:
         self.dropped = 0
         self._seq = attempt << 32
         self._lines: OrderedDict[int, tuple[str, str]] = OrderedDict()
-        #: By stream the unfinished line: its number, -1 when it has none yet, and its bytes.
-        self._open_line = {"out": (-1, b""), "err": (-1, b"")}
+        self._cursors = {"out": _Cursor(), "err": _Cursor()}
 
     def take(self) -> OrderedDict[int, tuple[str, str]]:
         """Lines, by number, that are new or changed since the last call."""
@@ -48,22 +65,52 @@ class Lines:
 
     def cut(self, stream: str, data: bytes) -> None:
         """Go on with a stream."""
+        cursor, at = self._cursors[stream], 0
+        last_up = max(data.rfind(b"\x1b[A"), data.rfind(b"\x1b[1A"))
+        while cursor.below or at <= last_up:
+            move = _DOWN_OR_UP.search(data, at)
+            if move is None:
+                break
+            self._write(stream, data[at : move.start()])
+            if move[0] == b"\n":
+                self._down(stream)
+            elif cursor.above:
+                cursor.below.append(cursor.line)
+                cursor.line = cursor.above.pop()
+            at = move.end()
+        self._write(stream, data[at:] if at else data)
+
+    def _down(self, stream: str) -> None:
+        cursor = self._cursors[stream]
+        if cursor.below:
+            cursor.above.append(cursor.line)
+            cursor.line = cursor.below.pop()
+        else:
+            self._write(stream, b"\n")
+
+    def _write(self, stream: str, data: bytes) -> None:
+        """Write where a stream's cursor is; only with nothing below it, whole lines too."""
         if not data:
             return
-        seq, head = self._open_line[stream]
+        cursor = self._cursors[stream]
+        seq, head = cursor.line
         if 0 <= seq < self._seq - MAX_LINES_BACK:
             seq = -1
         data = head + data
+        done: list[Line] = []
         if seq >= 0 and b"\n" in data:
             # It was counted when it was shown first, so it is never among the skipped.
             line, data = data.split(b"\n", 1)
-            self._keep(seq, stream, _shown(line))
+            done.append((seq, line))
             seq = -1
         *whole, tail = data.rsplit(b"\n", MAX_LINES + 1)
         if len(whole) > MAX_LINES:
             self.dropped += whole.pop(0).count(b"\n") + 1
-        for line in whole:
-            self._keep(self._next(), stream, _shown(line))
+        done += [(self._next(), line) for line in whole]
+        for number, line in done:
+            self._keep(number, stream, _shown(line))
+        cursor.above += [(number, _last(line)) for number, line in done[-MAX_ABOVE:]]
+        del cursor.above[:-MAX_ABOVE]
         if tail:
             # Only the last state of an unfinished line matters, which also bounds it.
             last = _last(tail)
@@ -72,7 +119,7 @@ class Lines:
             if last:
                 self._keep(seq, stream, _shown(last))
             tail = last + b"\r" if tail.endswith(b"\r") else last
-        self._open_line[stream] = (seq, tail)
+        cursor.line = (seq, tail)
 
     def _keep(self, seq: int, stream: str, text: str) -> None:
         if seq not in self._lines and len(self._lines) >= MAX_LINES:

@@ -32,10 +32,10 @@ def test_bars_colours_long_lines_and_c_code(
         import time
 
         import ray.train
-        from torch.utils.data import DataLoader
-        from tqdm import tqdm
+        from torch.utils.data import DataLoader, Dataset
+        from tqdm import tqdm  # type: ignore[import-untyped]
 
-        class Loud:
+        class Loud(Dataset[int]):
             def __len__(self) -> int:
                 return 4
 
@@ -107,9 +107,7 @@ def test_the_last_words_of_a_crash_are_in_the_file(tmp_path: Path) -> None:
         ray.train.report({"loss": 1.0})
 
     with pytest.raises(TrainingError):
-        raynb.train(
-            train_func, num_workers=2, storage_path=str(tmp_path), show=False, name="crash"
-        )
+        raynb.train(train_func, num_workers=2, storage_path=str(tmp_path), show=False, name="crash")
     text = log_file(tmp_path / "crash", 1)
     assert text.startswith("hello from 1\n")
     assert "Segmentation fault" in text

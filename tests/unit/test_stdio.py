@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 import raynb.worker.stdio as stdio_module
-from raynb.telemetry.digest import MAX_LINE
+from raynb.telemetry.loglines import MAX_LINE
 from raynb.worker.lines import MAX_LINES
 from raynb.worker.stdio import LogPump
 
@@ -130,6 +130,40 @@ def test_tqdm_itself(session: Session) -> None:
     assert len(session.look()) == 1
     [(stream, text)] = session.look()
     assert stream == "err" and "50/50" in text
+
+
+@installed
+def test_bars_below_each_other(session: Session) -> None:
+    tqdm = pytest.importorskip("tqdm")
+    for _ in tqdm.trange(3, desc="epochs", mininterval=0):
+        for k in tqdm.trange(50, desc="batches", leave=False, mininterval=0):
+            if k % 7 == 0:
+                session.look()
+            if k == 30:
+                last = [text.split(":")[0] for _, text in session.look()[-2:]]
+                assert last == ["epochs", "batches"]
+        tqdm.tqdm.write("an epoch is done", file=sys.stderr)
+    print("after", file=sys.stderr)
+    shown = [text.split(":")[0].strip() for _, text in session.look()]
+    assert shown == 3 * ["an epoch is done"] + ["epochs", "after"]
+    assert "3/3" in session.look()[3][1]
+
+
+@installed
+def test_inner_bars_that_stay(session: Session) -> None:
+    tqdm = pytest.importorskip("tqdm")
+    for _ in tqdm.trange(3, desc="epochs", mininterval=0):
+        for _ in tqdm.trange(50, desc="batches", mininterval=0):
+            session.look()
+    # As in a terminal: each inner bar that is done goes above.
+    found = [text.split(":")[0] for _, text in session.look() if text.strip()]
+    assert found == ["batches", "batches", "batches", "epochs"]
+
+
+@installed
+def test_a_cursor_that_goes_up_too_far(session: Session) -> None:
+    sys.stdout.write("\x1b[A\x1b[Aone\n\x1b[1A\rnew\n\ntwo" + "\x1b[A" * 100 + "\rtop")
+    assert session.look() == [("out", "top"), ("out", ""), ("out", "two")]
 
 
 @installed
