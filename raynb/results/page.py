@@ -107,6 +107,7 @@ class Page:
             "best_seen": run.get("best"),
             "attempts": (number(run.get("attempt")) or 0) + 1,
             "workers": [row for _, row in sorted(mirror.workers.items())],
+            "hints": list(mirror.hints),
         }
         return cls(
             record,
