@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,10 +17,13 @@ from raynb.engine.spec import RAYNB_DIR, filesystem_of, read_record, write_recor
 from raynb.telemetry.digest import Cursor, Digest
 from raynb.telemetry.events import Batch
 from raynb.telemetry.history import HistoryWriter
+from raynb.telemetry.loglines import read_log
 from raynb.telemetry.update import Update
 
 #: States that a run does not leave.
 TERMINAL = ("finished", "failed", "stopped")
+#: Watchers that are remembered; one that comes back after so many others is told everything anew.
+MAX_WATCHERS = 32
 #: Seconds between two looks for hints.
 LOOK_S = 1.0
 
@@ -54,7 +58,7 @@ class Collector:
         self.facts = facts
         self._filesystem, self._dir = filesystem_of(facts.run_path)
         self._news = threading.Condition()
-        self._cursors: dict[str, Cursor] = {}
+        self._cursors: OrderedDict[str, Cursor] = OrderedDict()
         self._digest = Digest(facts.name, facts.best, storage=facts.run_path, started=time.time())
         before = read_record(self._filesystem, self._dir) or {}
         # A run that goes on in its old directory keeps its attempts apart from the earlier ones.
@@ -68,7 +72,7 @@ class Collector:
         self._closed = threading.Event()
         self._record_lock = threading.Lock()
         self.write_record()
-        self._thread = threading.Thread(target=self._tick, name="raynb-history", daemon=True)
+        self._thread = threading.Thread(target=self._tick, name="raynb-collector", daemon=True)
         self._thread.start()
 
     # -- facts come in ---------------------------------------------------------------------------
@@ -116,9 +120,6 @@ class Collector:
                     rank,
                     status="starting",
                     attempt=self._attempt,
-                    shards=None,
-                    util=None,
-                    rate=None,
                 )
             self._digest.set_run(
                 attempt=self._attempt - self._first_attempt, world_size=num_workers
@@ -166,17 +167,48 @@ class Collector:
 
     # -- watchers look ---------------------------------------------------------------------------
 
-    def poll(self, watcher: str, timeout: float) -> Update:
-        """News for a watcher since its last call; waits up to ``timeout`` seconds for some."""
+    def poll(self, watcher: str, timeout: float, pinned: Iterable[Any] = ()) -> Update:
+        """News for a watcher since its last call; waits up to ``timeout`` seconds for some.
+
+        Parameters
+        ----------
+        watcher : str
+        timeout : float
+        pinned : iterable of int
+            Ranks whose series this watcher wants where there are too many for all.
+        """
+        end = time.monotonic() + timeout
         with self._news:
             cursor = self._cursors.setdefault(watcher, Cursor())
-            self._news.wait_for(lambda: self._digest.version > cursor.version, timeout)
-            return self._digest.since(cursor)
+            self._cursors.move_to_end(watcher)
+            if len(self._cursors) > MAX_WATCHERS:
+                self._cursors.popitem(last=False)
+            cursor.pin(pinned)
+            while True:
+                now = time.monotonic()
+                due = self._digest.due(cursor, now)
+                if due == 0.0:
+                    update = self._digest.since(cursor, now)
+                    if update:
+                        return update
+                elif now >= end:
+                    return Update()
+                self._news.wait(max(0.0, min(end - now, due or timeout)))
 
     def workers(self) -> dict[int, dict[str, Any]]:
         """A copy of the workers' rows."""
         with self._news:
             return {rank: dict(row) for rank, row in self._digest.workers.items()}
+
+    @property
+    def all_started(self) -> bool:
+        """Whether every rank of the group has said hello."""
+        with self._news:
+            return all(row["status"] != "starting" for row in self._digest.workers.values())
+
+    def log_file(self, rank: int, max_bytes: int) -> tuple[bytes, bool] | None:
+        """A rank's log file as :func:`~raynb.telemetry.loglines.read_log` tells it."""
+        return read_log(self._filesystem, f"{self._dir}/{RAYNB_DIR}/logs", rank, max_bytes)
 
     def first_failure(self) -> dict[str, Any] | None:
         """The failure that came first in the last attempt that failed."""
@@ -250,7 +282,7 @@ class Collector:
             if self.history.error != told:
                 told = self.history.error
                 self.event(
-                    f"history can't be written ({told}); it is kept in memory and tried again"
+                    f"history can't be written ({told}); it is kept here and tried again"
                     if told
                     else "history is written again",
                     "error" if told else "info",

@@ -29,7 +29,7 @@ class NotebookView:
         self._note = missing_bundle()
         self.widget: LivePanel | None = None
         if self._note is None:
-            self.widget = LivePanel(run.mirror, run.lock, run.stop)
+            self.widget = LivePanel(run.mirror, run.lock, run.stop, run.pin, run.log_file)
         run.listen(self._update)
 
     def show(self) -> None:

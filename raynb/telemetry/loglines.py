@@ -1,9 +1,11 @@
-"""Log lines as the panel keeps them: the newest of each rank, replaced by their number."""
+"""Log lines as the panel keeps them, and the ranks' log files on storage."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from typing import TypeVar
+
+import pyarrow.fs as pafs
 
 #: Lines kept a rank, and over all ranks where that is fewer a rank.
 MAX_LOG_LINES, MAX_ALL_LOG_LINES = 300, 12_000
@@ -42,3 +44,29 @@ def keep_line(lines: OrderedDict[int, Line], seq: int, line: Line, limit: int) -
 def trim(lines: OrderedDict[int, Line], limit: int) -> None:
     while len(lines) > limit:
         lines.popitem(last=False)
+
+
+def log_name(rank: int) -> str:
+    """Name of a rank's log file."""
+    return f"rank-{rank:05d}.log"
+
+
+def read_log(
+    filesystem: pafs.FileSystem, directory: str, rank: int, max_bytes: int
+) -> tuple[bytes, bool] | None:
+    """A rank's log file, at most its last ``max_bytes``.
+
+    Returns
+    -------
+    (bytes, bool) or None
+        The content, and whether it is all of it; None when there is no such file.
+    """
+    path = f"{directory}/{log_name(rank)}"
+    info = filesystem.get_file_info(path)
+    if info.type != pafs.FileType.File:
+        return None
+    with filesystem.open_input_file(path) as file:
+        # Its size of now: a worker may be writing.
+        start = max(0, file.size() - max_bytes)
+        file.seek(start)
+        return file.read(max_bytes), start == 0

@@ -15,6 +15,7 @@ from typing import Any
 
 from raynb.telemetry.channel import ActorTransport, Channel, Transport
 from raynb.telemetry.events import to_value
+from raynb.telemetry.loglines import log_name
 from raynb.telemetry.samplers import Samplers
 from raynb.telemetry.shards_ray import meter_iterator
 from raynb.telemetry.shards_torch import meter_loader
@@ -223,7 +224,7 @@ class Runtime:
             import tempfile
 
             directory = tempfile.mkdtemp(prefix="raynb-logs-")
-        pump = LogPump(os.path.join(directory, f"rank-{self.rank:05d}.log"), attempt)
+        pump = LogPump(os.path.join(directory, log_name(self.rank)), attempt)
         pump.install()
         return pump
 

@@ -14,9 +14,9 @@ import pytest
 
 from raynb.engine.collector import Collector, RunFacts
 from raynb.engine.spec import read_record
-from raynb.telemetry.digest import Mirror
 from raynb.telemetry.events import Batch, Record, RecordBatch
 from raynb.telemetry.history import to_frame
+from raynb.telemetry.mirror import Mirror
 
 
 def who(rank: int, world_size: int = 2) -> dict[str, Any]:
