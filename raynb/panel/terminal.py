@@ -26,6 +26,7 @@ from raynb.results.text import (
     mapping,
     number,
     plural,
+    trained_on,
 )
 from raynb.telemetry.mirror import Mirror
 from raynb.telemetry.units import human_bytes, human_seconds
@@ -192,31 +193,40 @@ def progress_line(mirror: Mirror) -> str:
     parts += [steps] if steps else []
     metrics = mirror.metrics()
     if metrics:
-        parts.append(_metric_words(metrics[0], mirror.latest(metrics[0])))
+        parts.append(_metric_words(mirror, metrics[0]))
     parts += rows_words(mirror)
     return " · ".join(parts)
 
 
-def _metric_words(metric: str, latest: Mapping[int, float]) -> str:
+def _metric_words(mirror: Mirror, metric: str) -> str:
+    """The ranks' latest values; where there are bands, their range."""
+    name, latest = clean_line(metric, 40), mirror.latest(metric)
+    spread = mirror.spread(metric)
+    if spread is not None:
+        low, middle, high, ranks = spread
+        broken = [rank for rank, value in latest.items() if value != value]
+        return (
+            f"{name} {format_value(low)} to {format_value(high)}, median {format_value(middle)} "
+            f"({plural(ranks, 'rank')})" + (f", NaN on rank {broken[0]}" if broken else "")
+        )
     values = [value for _, value in sorted(latest.items())]
-    name = clean_line(metric, 40)
     if len(values) <= 4:
         shown = " / ".join(format_value(v) for v in values)
         return f"{name} {shown}" + (f" ({plural(len(values), 'rank')})" if len(values) > 1 else "")
-    broken = sum(v != v for v in values)
+    broken_ranks = sum(v != v for v in values)
     finite = [v for v in values if v == v] or [float("nan")]
     told = (
         f"{name} {format_value(min(finite))} to {format_value(max(finite))}, median "
         f"{format_value(statistics.median(finite))} ({plural(len(values), 'rank')})"
     )
-    return told + (f", NaN on {broken:,}" if broken else "")
+    return told + (f", NaN on {broken_ranks:,}" if broken_ranks else "")
 
 
 def rows_words(mirror: Mirror) -> list[str]:
     """``rows 10,240 of 60,000`` over all ranks, with the shard's name where there are several."""
     shards: dict[str, list[Mapping[str, Any]]] = {}
     for worker in mirror.workers.values():
-        shard = mapping(worker.get("shard"))
+        shard = trained_on(worker)
         if shard:
             shards.setdefault(str(shard.get("name")), []).append(shard)
     out = []
@@ -369,7 +379,7 @@ class _Ranks:
         cells += [
             Text(format_count(row.get("step"))),
             Text(UNKNOWN if rate is None else f"{rate:.3g}"),
-            _rows_seen(mapping(row.get("shard")), wide),
+            _rows_seen(trained_on(row), wide),
         ]
         if self._metric is not None:
             rank = row.get("rank")

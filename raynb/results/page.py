@@ -28,6 +28,7 @@ from raynb.results.text import (
     mappings,
     number,
     plural,
+    trained_on,
 )
 from raynb.telemetry.mirror import Mirror
 from raynb.telemetry.units import human_bytes, human_seconds
@@ -253,7 +254,7 @@ def worker_table(page: Page) -> Table | None:
         heads += (f"last {clean_line(metric, 20)}",)
     rows = []
     for worker in shown[:MAX_WORKERS]:
-        shard = mapping(worker.get("shard"))
+        shard = trained_on(worker)
         rank = worker.get("rank")
         row: tuple[str, ...] = (
             clean_line(rank, 12),

@@ -116,7 +116,6 @@ class Batch:
     seq: int
     records: RecordBatch | None = None
     sample: dict[str, Any] | None = None
-    shard: dict[str, Any] | None = None
     shards: list[dict[str, Any]] | None = None
     timing: dict[str, Any] | None = None
     logs: list[tuple[int, str, str]] = field(default_factory=list)

@@ -426,10 +426,10 @@ def test_a_collector_that_raises_does_not_stop_metrics(
     channel: Channel, transport: FakeTransport
 ) -> None:
     channel.collectors.append(lambda: 1 / 0)  # type: ignore[arg-type,return-value]
-    channel.collectors.append(lambda: channel.put("shard", {"name": "train"}))
+    channel.collectors.append(lambda: channel.put("shards", [{"name": "train"}]))
     channel.log({"a": 1})
     assert channel.close(5)
-    assert steps(transport) == [0] and transport.batches[0].shard == {"name": "train"}
+    assert steps(transport) == [0] and transport.batches[0].shards == [{"name": "train"}]
 
 
 def test_a_status_goes_out_at_once(channel: Channel, transport: FakeTransport) -> None:
