@@ -22,6 +22,7 @@ COLUMNS = (
     "mem_used",
     "mem_process",
     "rss",
+    "private",
     "net_in",
     "net_out",
     "disk_read",

@@ -333,9 +333,10 @@ def memory_view(
     times = NOW - seconds + np.arange(seconds + 1)
     rss = curve(times - times[0])
     column = more.pop("column", "rss")
+    own = more.pop("own", np.full(len(rss), np.nan))
     return view(
         worker(0, **{column: float(rss[-1])}, **more),
-        trends={0: {"time": times, "rss": rss, "mem_process": rss, column: rss}},
+        trends={0: {"time": times, "rss": rss, "mem_process": rss, "private": own}},
         training_since={0: times[0]},
         heard={0: NOW},
         lowest={(column, 0): float(rss.min())},
@@ -389,6 +390,12 @@ def test_a_leak_on_the_gpu() -> None:
     )
     found = one(memory.leak(seen))
     assert found.title.startswith("GPU memory of rank 0") and "it is full in" in found.evidence
+
+
+def test_the_object_store_is_no_leak() -> None:
+    """Blocks that a worker has read stay resident, in memory that is shared."""
+    own = np.full(41, 600.0 * MIB)
+    assert memory.leak(memory_view(lambda t: noisy(600 + 30 * t), 40, own=own)) == []
 
 
 def test_gpu_memory() -> None:

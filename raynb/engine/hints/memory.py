@@ -101,6 +101,11 @@ def _growing(view: View, column: str) -> list[Growth]:
         if trend is None or since is None:
             continue
         times, values = trend["time"], trend[column]
+        if column == "rss":
+            # Ray Data's blocks are resident as well, in memory that is shared: no leak of this
+            # process, and bounded by the object store.
+            own = trend["private"]
+            values = np.where(np.isfinite(own), own, values)
         # The rank's own clock: samples carry it, and it may differ from this one.
         since += float(times[-1]) - view.heard.get(rank, view.now)
         warm = (times >= since + WARM_S) & np.isfinite(values)

@@ -34,11 +34,14 @@ class CpuSampler:
         self._limit = cgroup_cpus()
 
     def sample(self) -> dict[str, Any]:
-        percent, memory = 0.0, 0
+        percent, memory, shared = 0.0, 0, 0
         for process in (self._family.parent, *self._family.members()):
             with contextlib.suppress(psutil.Error):
                 percent += process.cpu_percent(None)
-                memory += process.memory_info().rss
+                info = process.memory_info()
+                memory += info.rss
+                # Of Ray's object store and of files: resident here, but not this process's own.
+                shared += getattr(info, "shared", 0)
         util = percent / self._num_cpus
         return {
             "device": "CPU",
@@ -49,6 +52,7 @@ class CpuSampler:
             "note": None,
             "cpu": util,
             "rss": memory,
+            "private": memory - shared,
             "threads": _torch_threads(),
             "cores": self._cores(),
             **self._node.sample(),
