@@ -22,42 +22,83 @@ WRITE_COST = 100
 #: Seconds between two looks that may go into writing line by line. Past it, lines are written in
 #: blocks until the next look: a flood costs little, and else a crash loses nothing.
 LINE_BY_LINE_S = 0.0025
-#: Bytes of a write that would not cost less in a block.
-BLOCK = 8_000
+#: Size of a write that would not cost less in a block, and pieces of text in a block.
+BLOCK, MAX_HELD = 8_000, 1_000
 #: Bytes read at a time of what others than Python wrote.
 READ = 1_000_000
 
 STREAMS = {"out": 1, "err": 2}
 
 
-class _Text(io.TextIOWrapper):
-    """Stands in for ``sys.stdout`` or ``sys.stderr``; a write costs about what a file's does."""
+class _Text(io.TextIOBase):
+    """Stands in for ``sys.stdout`` or ``sys.stderr``; a write costs an append.
 
-    def __init__(self, binary: _Binary) -> None:
-        super().__init__(binary, "utf-8", "backslashreplace", newline="\n", line_buffering=True)
-        # Else, when two threads write or the pump flushes, blocks may change places, and Python
-        # before 3.12.5 loses text (python/cpython#119506).
-        self.lock = threading.RLock()
+    Not a ``TextIOWrapper``: before Python 3.12.5 it garbles text when a signal handler or another
+    thread writes while it hands on what it holds (python/cpython#119506).
+    """
+
+    encoding = "utf-8"
+    errors = "backslashreplace"
+    mode = "w"
+
+    def __init__(self, pump: LogPump, stream: str) -> None:
+        self.name = f"<std{stream}>"
+        self.buffer: Any = _Binary(pump, stream)
+        #: Write each line at once, not in blocks.
+        self.line_buffering = True
+        self._held: list[str] = []
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """In the child: forget what the parent will write."""
+        self._held.clear()
+        self._lock = threading.RLock()
+        self._flushing = False
 
     def write(self, text: str) -> int:
-        with self.lock:
-            return _write_text(self, text)
+        if not isinstance(text, str):
+            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+        held = self._held
+        held.append(text)
+        if self.line_buffering:
+            if "\n" in text or "\r" in text:
+                self.flush()
+        elif len(held) > MAX_HELD or len(text) > BLOCK:
+            self.flush()
+        return len(text)
 
     def flush(self) -> None:
-        with self.lock:
-            super().flush()
+        """Hand on what is held; what others write meanwhile stays behind it."""
+        with self._lock:
+            if self._flushing:  # a signal handler prints: what it wrote is handed on below
+                return
+            self._flushing = True
+            try:
+                while n := len(self._held):
+                    text = "".join(self._held[:n])
+                    del self._held[:n]
+                    self.buffer.write(text.encode(self.encoding, self.errors))
+            finally:
+                self._flushing = False
 
     def reconfigure(self, **_: Any) -> None:
         """Accepted and without effect: the file is UTF-8, and is written soon enough."""
 
-    def write_lines(self, one_by_one: bool) -> None:
-        """Write each line at once, or in blocks."""
-        if one_by_one != self.line_buffering:
-            with self.lock:
-                super().reconfigure(line_buffering=one_by_one)
+    def detach(self) -> Any:
+        """The bytes below; this stream goes on."""
+        self.flush()
+        return self.buffer
 
+    def close(self) -> None:
+        """Never: it is the process's."""
+        self.flush()
 
-_write_text = io.TextIOWrapper.write
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        fileno: int = self.buffer.fileno()
+        return fileno
 
 
 class _Binary(io.BufferedIOBase):
@@ -120,8 +161,9 @@ class LogPump:
         self._backlog = 0
         self._by_line_s = 0.0
         self._write_error = ""
+        self._problems: list[str] = []
         self._make_locks()
-        self._forked = self._discarding = False
+        self._forked = False
         self._texts: dict[str, _Text] = {}
         self._undo = contextlib.ExitStack()
         # Each its own position in the file, which tells who wrote last, and where.
@@ -146,7 +188,7 @@ class LogPump:
         """Let the panel say what the file lacks: a full disk must not end the training."""
         if str(error) != self._write_error:
             self._write_error = str(error)
-            self._lines.add("err", f"raynb: the log file can't be written: {error}")
+            self._problems.append(f"raynb: the log file can't be written: {error}")
 
     def install(self) -> None:
         """Take ``sys.stdout``, ``sys.stderr`` and, when there is a file, descriptors 1 and 2."""
@@ -159,7 +201,7 @@ class LogPump:
         if not self._write_error:
             for fd, file in ((1, self._c_out), (2, self._c_err)):
                 self._take_fd(fd, file)
-        self._texts = {stream: _Text(_Binary(self, stream)) for stream in streams}
+        self._texts = {stream: _Text(self, stream) for stream in streams}
         sys.stdout, sys.stderr = self._texts.values()
 
     def _take_fd(self, fd: int, file: int) -> None:
@@ -182,8 +224,6 @@ class LogPump:
 
     def write(self, stream: str, data: bytes) -> None:
         """Take what Python writes: it goes to the file, and waits for the channel's thread."""
-        if self._discarding:
-            return
         if self.closed:
             # A logging handler may hold on to the stream after the run.
             _write(STREAMS[stream], data)
@@ -195,7 +235,7 @@ class LogPump:
             self._taken.append(_Written(stream, data, start, end))
             self._backlog += len(data) + WRITE_COST
         if self._by_line_s > LINE_BY_LINE_S and stream in self._texts:
-            self._texts[stream].write_lines(one_by_one=False)
+            self._texts[stream].line_buffering = False
         if self._backlog > MAX_BACKLOG:
             self._settle()
 
@@ -229,9 +269,8 @@ class LogPump:
 
     def _flush(self) -> None:
         for text in self._texts.values():
-            with contextlib.suppress(ValueError):  # user code may have detached it
-                text.flush()
-                text.write_lines(one_by_one=True)
+            text.flush()
+            text.line_buffering = True
 
     def _append(self, stream: str, data: bytes) -> tuple[int, int]:
         """Write to the end of the file; gives where the bytes lie."""
@@ -264,6 +303,8 @@ class LogPump:
                 size = self._size()
                 taken, self._taken = self._taken, []
                 self._backlog = 0
+            while self._problems:
+                self._lines.add("err", self._problems.pop(0))
             foreign = self._who_wrote()
             stream = "out"
             parts: list[bytes] = []
@@ -311,12 +352,11 @@ class LogPump:
 
         A forked DataLoader worker has no channel thread: what it writes is read by its parent.
         """
-        self._forked = self._discarding = True
+        self._forked = True
         self._make_locks()
         for text in self._texts.values():
-            text.lock = threading.RLock()
-        self._flush()
-        self._discarding = False
+            text.after_fork()
+            text.line_buffering = True
 
 
 def _write(fd: int, data: bytes) -> tuple[bytes, OSError | None]:
