@@ -224,11 +224,11 @@ class LogPump:
 
     def write(self, stream: str, data: bytes) -> None:
         """Take what Python writes: it goes to the file, and waits for the channel's thread."""
-        if self.closed:
-            # A logging handler may hold on to the stream after the run.
-            _write(STREAMS[stream], data)
-            return
         with self._writing:
+            if self.closed:
+                # A logging handler may hold on to the stream after the run.
+                _write(STREAMS[stream], data)
+                return
             start, end = self._append(stream, data)
             if self._forked:
                 return
@@ -258,7 +258,7 @@ class LogPump:
 
     def close(self) -> None:
         """Close the file; what is written later goes where the process's output goes."""
-        with self._settling:
+        with self._settling, self._writing:
             if not self.closed:
                 self._settle()
                 self.closed = True
