@@ -68,7 +68,7 @@ class StepMeter:
         self._first: _Mark | None = None
         self._lead: Callable[[], Any] = lambda: None
         self._led = 0
-        self._optimizer: Callable[[], Any] = lambda: None
+        self._lr: Any = None
         # Off the train function's thread:
         self._marks: deque[_Mark] = deque()
         self._still: tuple[float, str | None] | None = None
@@ -82,13 +82,14 @@ class StepMeter:
 
         Where several take turns, as for a GAN, or one wraps another, one of them counts.
         """
-        self._optimizer = weakref.ref(optimizer)
+        # Kept as it is, maybe a tensor of the GPU: reading that would wait for it.
+        self._lr = optimizer.param_groups[0]["lr"]
         lead = self._lead()
         if lead is not optimizer:
             self._led += 1
             if lead is not None and self._led < 20:
                 return
-            self._lead = self._optimizer
+            self._lead = weakref.ref(optimizer)
         self._led = 0
         self.shards.stepped()
         self._boundary(_OPTIMIZER)
@@ -200,7 +201,7 @@ class StepMeter:
         since, where = self._still or (None, None)
         return {
             **self._means(),
-            "lr": self._lr(),
+            "lr": _finite(self._lr),
             "reports": self.reports,
             "waiting_since": self.waiting_since,
             "still_since": since,
@@ -238,12 +239,10 @@ class StepMeter:
             means["sync_s"] = each * (mark.passes - old.passes) / steps
         return means
 
-    def _lr(self) -> float | None:
-        optimizer = self._optimizer()
-        if optimizer is None:
-            return None
-        try:
-            lr = float(optimizer.param_groups[0]["lr"])
-        except Exception:  # an optimizer of the user's own
-            return None
-        return lr if math.isfinite(lr) else None
+
+def _finite(value: Any) -> float | None:
+    try:
+        number = float(value)
+    except Exception:  # none, or of an optimizer of the user's own
+        return None
+    return number if math.isfinite(number) else None
