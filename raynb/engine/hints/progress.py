@@ -65,16 +65,17 @@ class Stand:
         return self.place in ("report", "collective")
 
     def words(self) -> str:
-        calls = "" if self.reports is None else f" after {_times(self.reports)} of report()"
+        """What can be said of one rank or of many."""
+        calls = "" if self.reports is None else f", {_times(self.reports)} of report() so far"
         if self.place == "report":
-            return f"waits in report() number {self.reports or 'n/a'}"
+            return f"in report() number {self.reports or 'n/a'}"
         if self.place == "finished":
-            return f"has finished{calls}"
+            return f"finished{calls}"
         if self.place == "unheard":
-            return "sends nothing any more, not even samples of its memory"
+            return "nothing heard, not even samples of memory"
         if self.place == "moving":
-            return f"goes on{calls}"
-        return f"stands at {self.where or 'a line that is not known'}"
+            return f"at work{calls}"
+        return f"at {self.where or 'a line that is not known'}"
 
 
 def _times(n: int) -> str:
@@ -132,7 +133,7 @@ def stalled(view: View) -> list[Finding]:
     """Ranks wait in ``report()`` or a collective for others that are not on their way."""
     if not view.training or any(w.get("status") == "failed" for w in view.workers):
         return []
-    found = stands(view)
+    found = view.once(stands)
     waiting = [s for s in found if s.waits]
     others = [s for s in found if not s.waits]
     verdict = _all_stand(found, view) if not waiting or not others else None
@@ -240,7 +241,7 @@ def silent(view: View) -> list[Finding]:
     """A rank makes no step, batch, log or report any more while others go on."""
     if not view.training or len(view.workers) < 2:
         return []
-    found = stands(view)
+    found = view.once(stands)
     if any(s.waits and s.seconds >= PATIENCE_S for s in found):
         return []  # that the others wait for it says more
     if not any(s.place == "moving" and s.rank in view.usual_step for s in found):

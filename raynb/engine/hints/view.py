@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,8 @@ from raynb.telemetry.events import Floats, short_text
 
 #: Ranks that a sentence names before it counts the others.
 NAMED_RANKS = 3
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ class View:
     training_since: Mapping[int, float] = field(default_factory=dict)
     heard: Mapping[int, float] = field(default_factory=dict)
     _columns: dict[str, Floats] = field(default_factory=dict, init=False, repr=False)
+    _made: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def training(self) -> bool:
@@ -99,6 +102,13 @@ class View:
     @cached_property
     def ranks(self) -> NDArray[np.int64]:
         return np.array([w["rank"] for w in self.workers], dtype=np.int64)
+
+    def once(self, make: Callable[[View], Made]) -> Made:
+        """What ``make`` makes of this view, made once for all rules that ask."""
+        if make.__name__ not in self._made:
+            self._made[make.__name__] = make(self)
+        made: Made = self._made[make.__name__]
+        return made
 
     def column(self, name: str) -> Floats:
         """A field of all workers; NaN where it is unknown."""
