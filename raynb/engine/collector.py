@@ -24,6 +24,8 @@ from raynb.telemetry.update import Update
 TERMINAL = ("finished", "failed", "stopped")
 #: Watchers that are remembered; one that comes back after so many others is told everything anew.
 MAX_WATCHERS = 32
+#: Attempts before the last one whose failures are kept.
+KEPT_ATTEMPTS = 2
 #: Seconds between two looks for hints.
 LOOK_S = 1.0
 
@@ -68,7 +70,6 @@ class Collector:
         self._broken: set[str] = set()
         self.history = HistoryWriter(self._filesystem, f"{self._dir}/{RAYNB_DIR}/history")
         self.failures: list[dict[str, Any]] = []
-        self.reports: list[dict[str, Any]] = []
         self._closed = threading.Event()
         self._record_lock = threading.Lock()
         self.write_record()
@@ -158,7 +159,9 @@ class Collector:
                     "attempt": batch.attempt,
                     "time": now,
                 }
-                self.failures.append(failure)
+                # Of a run that fails again and again, the last attempts tell why.
+                kept = [f for f in self.failures if f["attempt"] >= batch.attempt - KEPT_ATTEMPTS]
+                self.failures = [*kept, failure]
                 self._digest.event(
                     f"rank {batch.rank} raised {failure['type']}: {failure['message'][:200]}",
                     "error",

@@ -245,9 +245,15 @@ class Digest:
             self.set_run(dropped={**self.run["dropped"], "series": self._curves.refused})
 
     def _keep_nonfinite(self, key: SeriesKey, steps: Floats, values: Floats) -> None:
-        if key not in self.nonfinite and len(self.nonfinite) < MAX_NONFINITE:
-            at = int(np.isfinite(values).argmin())
-            self.nonfinite[key] = (float(steps[at]), float(values[at]))
+        if key in self.nonfinite:
+            return
+        if len(self.nonfinite) >= MAX_NONFINITE:
+            # Those of the newest attempt are asked for; the first one is of the oldest.
+            if next(iter(self.nonfinite))[2] >= key[2]:
+                return
+            self.nonfinite = {k: v for k, v in self.nonfinite.items() if k[2] >= key[2]}
+        at = int(np.isfinite(values).argmin())
+        self.nonfinite[key] = (float(steps[at]), float(values[at]))
 
     def _keep_best(self, rank: int, steps: Floats, values: Floats) -> None:
         assert self._best is not None

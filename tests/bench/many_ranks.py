@@ -15,6 +15,7 @@ import argparse
 import json
 import pathlib
 import random
+import statistics
 import tempfile
 import threading
 import time
@@ -130,14 +131,19 @@ class Browser:
     def __init__(self, run: Any) -> None:
         self._run = run
         self.messages = self.bytes = self.largest = 0
+        self.ages: list[float] = []  # of the newest record when it gets here
         run.listen(self)
 
     def __call__(self, update: Any) -> None:
         from jupyter_client.session import json_packer
 
         from raynb.panel.wire import encode
+        from raynb.telemetry.series import TIME
 
-        started = self._run.mirror.run["started"]
+        now, started = time.time(), self._run.mirror.run["started"]
+        newest = [data[TIME].max() for data in update.buffers if data.shape[1]]
+        if newest:
+            self.ages.append(now - max(newest))
         content, buffers = encode(update, "delta", self.messages, started)
         size = len(json_packer({"method": "custom", "content": content}))
         size += sum(len(buffer) for buffer in buffers)
@@ -233,6 +239,13 @@ def main() -> None:
         ("messages/s to the browser", f"{rates[2]:.1f}", "<= 10", rates[2] <= 10.0),
         ("kB/s to the browser", f"{rates[3] / 1e3:.0f}", "< 1000", rates[3] < 1e6),
         ("largest message, kB", f"{browser.largest / 1e3:.0f}", "", True),
+        (
+            "newest record's age, ms",
+            f"{1e3 * statistics.median(browser.ages):.0f}, p95 "
+            f"{1e3 * statistics.quantiles(browser.ages, n=20)[-1]:.0f}",
+            "",
+            True,
+        ),
     ]
     for name, at in (("supervisor", 0), ("kernel", 1)):
         for minute, found in marks.items():

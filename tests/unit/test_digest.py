@@ -326,6 +326,15 @@ def test_the_first_value_that_is_no_number_is_kept() -> None:
     assert digest.nonfinite == {("loss", 0, 0): (1.0, math.inf)}
 
 
+def test_values_that_are_no_numbers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digest_module, "MAX_NONFINITE", 3)
+    digest = Digest("run")
+    for attempt in (0, 1):
+        for rank in range(5):
+            digest.apply(Batch(rank, attempt, 1, records=records([math.nan])))
+        assert list(digest.nonfinite) == [("loss", rank, attempt) for rank in range(3)]
+
+
 # -- many ranks ----------------------------------------------------------------------------------
 
 
