@@ -11,6 +11,7 @@ from typing import Any
 from raynb._version import __version__
 from raynb.engine.capture import Capture
 from raynb.engine.collector import RunFacts
+from raynb.engine.hints.previous import function_key, previous, remember
 from raynb.engine.preflight import (
     check_accelerator,
     check_resources,
@@ -175,6 +176,7 @@ def fit(trainer: Any, *, block: bool = True, show: bool = True, echo: bool = Fal
         spec,
         lambda link: GivenTrainer(trainer, link),
         _summary(spec, None),
+        function_key(trainer.train_loop_per_worker, None),
         block=block,
         show=show,
         echo=echo,
@@ -243,13 +245,15 @@ def _start_spec(
             spec, CellFunction(capture.program, capture.payload, large), program, link
         )
 
-    return _start(spec, make, _summary(spec, capture), block=block, show=show, echo=echo)
+    key = function_key(fn, program.source if program is not None else None)
+    return _start(spec, make, _summary(spec, capture), key, block=block, show=show, echo=echo)
 
 
 def _start(
     spec: RunSpec,
     make: MakeTrainer,
     summary: dict[str, Any],
+    function: str,
     *,
     block: bool,
     show: bool,
@@ -260,8 +264,10 @@ def _start(
     from raynb.engine.run import RemoteBackend, Run
     from raynb.results.run_result import RunResult
 
+    summary["previous"] = previous(function)
     facts = RunFacts(spec.name, spec.run_path, spec.best, spec.bundle, summary)
     run = Run(facts, RunResult.of, blocking=block)
+    run.when_done(lambda: remember(function, run.result.record))
     if spec.local:
         return _start_local(run, spec, make, show=show, echo=echo)
     found = cluster.connect()

@@ -393,7 +393,7 @@ def _watch(name: str, notebook: threading.Thread, stream: Any) -> None:
     from raynb.engine.collector import TERMINAL
     from raynb.engine.run import find_backend
     from raynb.panel.terminal import TerminalView
-    from raynb.telemetry.digest import Mirror
+    from raynb.telemetry.mirror import Mirror
 
     mirror, backend = Mirror(), None
     mirror.run = {

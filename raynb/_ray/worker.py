@@ -1,11 +1,14 @@
-"""Hooks inside a Ray Train worker: a tee on ``report`` and on what hands out data."""
+"""Hooks inside a Ray Train worker: a tee on ``report`` and on what hands out data and models."""
 
 from __future__ import annotations
 
 import contextlib
+import sys
+import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import ray
 import ray.train.v2._internal.execution.train_fn_utils as train_fn_utils
 
 
@@ -13,7 +16,6 @@ import ray.train.v2._internal.execution.train_fn_utils as train_fn_utils
 def hooks(
     *,
     on_report: Callable[[Mapping[Any, Any], Any], contextlib.AbstractContextManager[Any]],
-    on_loader: Callable[[Any], None],
     on_shard: Callable[[Any, str], None],
 ) -> Iterator[None]:
     """Watch what the train function does through Ray Train, until the block ends.
@@ -27,8 +29,6 @@ def hooks(
     on_report : callable
         Gets the metrics and the checkpoint, returns a context in which Ray's own report runs; the
         context's value, if not None, replaces the metrics that Ray gets.
-    on_loader : callable
-        Gets the ``DataLoader`` that ``prepare_data_loader`` returns.
     on_shard : callable
         Gets the ``DataIterator`` that ``get_dataset_shard`` returns, and the dataset's name.
     """
@@ -48,37 +48,108 @@ def hooks(
             return shard
 
     utils.__class__ = Watched
-    restore = _watch_prepare_data_loader(on_loader)
     try:
         yield
     finally:
         utils.__class__ = base
-        restore()
 
 
-def _watch_prepare_data_loader(on_loader: Callable[[Any], None]) -> Callable[[], None]:
-    """Let ``prepare_data_loader`` tell what it returns; gives back what undoes it.
+#: What the exchanged functions do, by their name.
+_prepare: dict[str, Callable[..., Any]] = {}
 
-    Reason for the internals: the function has no hook. Its code is exchanged where it is defined
-    and where the public module shows it, so that both ways of reaching it are seen.
+
+def watch_prepare(
+    *, on_loader: Callable[[Any], None], on_model: Callable[[Any], None]
+) -> Callable[[], None] | None:
+    """Let ``prepare_data_loader`` and ``prepare_model`` tell what they return.
+
+    Reason for the internals: the functions have no hook. Their code is exchanged, so that whoever
+    holds one of them already, as a train function that was pickled with it, is seen too.
+
+    Returns
+    -------
+    callable or None
+        Undoes it. None as long as the process has not imported ``ray.train.torch``.
     """
-    import ray.train.torch as public
-    import ray.train.v2.torch.train_loop_utils as home
+    home = sys.modules.get("ray.train.v2.torch.train_loop_utils")
+    if not hasattr(home, "prepare_data_loader"):
+        return None
+    undo = contextlib.ExitStack()
+    for stand_in, tell in ((_prepare_data_loader, on_loader), (_prepare_model, on_model)):
+        name = stand_in.__name__.removeprefix("_")
+        undo.callback(_exchange(getattr(home, name), name, stand_in, tell))
+    return undo.close
 
-    original = home.prepare_data_loader
 
-    def prepare_data_loader(*args: Any, **kwargs: Any) -> Any:
-        loader = original(*args, **kwargs)
-        on_loader(loader)
-        return loader
+def _exchange(
+    function: Any, name: str, stand_in: Any, tell: Callable[[Any], None]
+) -> Callable[[], None]:
+    code = function.__code__
+    original = types.FunctionType(code, function.__globals__, name, function.__defaults__)
+    original.__kwdefaults__ = function.__kwdefaults__
 
-    prepare_data_loader.__wrapped__ = original  # type: ignore[attr-defined]
-    prepare_data_loader.__doc__ = original.__doc__
-    for module in (public, home):
-        module.prepare_data_loader = prepare_data_loader
+    def call(*args: Any, **kwargs: Any) -> Any:
+        prepared = original(*args, **kwargs)
+        tell(prepared)
+        return prepared
 
     def restore() -> None:
-        for module in (public, home):
-            module.prepare_data_loader = original
+        function.__code__ = code
+        del function.__wrapped__
 
+    _prepare[name] = call
+    function.__wrapped__ = original  # so that its signature still shows
+    function.__code__ = stand_in.__code__
     return restore
+
+
+# The code of these runs as Ray's functions, so they find what they need by importing it.
+
+
+def _prepare_data_loader(*args: Any, **kwargs: Any) -> Any:
+    from raynb._ray import worker
+
+    return worker._prepare["prepare_data_loader"](*args, **kwargs)
+
+
+def _prepare_model(*args: Any, **kwargs: Any) -> Any:
+    from raynb._ray import worker
+
+    return worker._prepare["prepare_model"](*args, **kwargs)
+
+
+class ShareOf:
+    """Asks Ray for a rank's part of a dataset: its rows, among how many ranks, and which.
+
+    Calling it tells these three, or None until Ray has answered; raises when Ray can't know.
+
+    Reason for the internals: Ray Data has no public way to learn how large a shard is
+    (ray-project/ray#37634), nor that an equal split drops rows.
+
+    Parameters
+    ----------
+    shard : ray.data.DataIterator or ray.data.Dataset
+    """
+
+    def __init__(self, shard: Any) -> None:
+        self._shard = shard
+        self._answer: Any = None
+
+    def __call__(self) -> tuple[int, int, int] | None:
+        coordinator = getattr(self._shard, "_coord_actor", None)
+        if coordinator is None:  # each rank reads the whole dataset
+            dataset = getattr(self._shard, "_base_dataset", self._shard)
+            return int(dataset._meta_count()), 1, 0
+        if self._answer is None:
+            self._answer = coordinator.__ray_call__.remote(_split_rows)
+        if not ray.wait([self._answer], timeout=0)[0]:
+            return None
+        rows = int(ray.get(self._answer))
+        return rows, self._shard._world_size, self._shard._output_split_idx
+
+
+def _split_rows(coordinator: Any) -> int | None:
+    """Rows of the dataset that a coordinator splits equally; None where no metadata tells."""
+    split = coordinator._base_dataset._logical_plan.dag
+    rows: int | None = split.input_dependencies[0].infer_metadata().num_rows
+    return rows if split.equal else None

@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from raynb.engine.hints.health import Health
 from raynb.engine.spec import RAYNB_DIR, filesystem_of, read_record, write_record
-from raynb.telemetry.digest import Cursor, Digest, Update
+from raynb.telemetry.digest import Cursor, Digest
 from raynb.telemetry.events import Batch
 from raynb.telemetry.history import HistoryWriter
+from raynb.telemetry.loglines import read_log
+from raynb.telemetry.update import Update
 
 #: States that a run does not leave.
 TERMINAL = ("finished", "failed", "stopped")
+#: Watchers that are remembered; one that comes back after so many others is told everything anew.
+MAX_WATCHERS = 32
+#: Attempts before the last one whose failures are kept.
+KEPT_ATTEMPTS = 2
+#: Seconds between two looks for hints.
+LOOK_S = 1.0
 
 
 @dataclass
@@ -50,19 +60,20 @@ class Collector:
         self.facts = facts
         self._filesystem, self._dir = filesystem_of(facts.run_path)
         self._news = threading.Condition()
-        self._cursors: dict[str, Cursor] = {}
+        self._cursors: OrderedDict[str, Cursor] = OrderedDict()
         self._digest = Digest(facts.name, facts.best, storage=facts.run_path, started=time.time())
         before = read_record(self._filesystem, self._dir) or {}
         # A run that goes on in its old directory keeps its attempts apart from the earlier ones.
         self._first_attempt = int(before.get("attempts", 0))
         self._attempt = self._first_attempt - 1
+        self._health = Health(facts.summary.get("previous"))
+        self._broken: set[str] = set()
         self.history = HistoryWriter(self._filesystem, f"{self._dir}/{RAYNB_DIR}/history")
         self.failures: list[dict[str, Any]] = []
-        self.reports: list[dict[str, Any]] = []
         self._closed = threading.Event()
         self._record_lock = threading.Lock()
         self.write_record()
-        self._thread = threading.Thread(target=self._tick, name="raynb-history", daemon=True)
+        self._thread = threading.Thread(target=self._tick, name="raynb-collector", daemon=True)
         self._thread.start()
 
     # -- facts come in ---------------------------------------------------------------------------
@@ -90,6 +101,8 @@ class Collector:
                     "error" if state == "failed" else "info",
                 )
             self._digest.set_run(state=state, message=message, **more)
+            if state in TERMINAL:
+                self._look()  # the last time: the hints stay as they are now
             self._news.notify_all()
 
     def event(self, text: str, level: str = "info") -> None:
@@ -108,9 +121,6 @@ class Collector:
                     rank,
                     status="starting",
                     attempt=self._attempt,
-                    shard=None,
-                    util=None,
-                    rate=None,
                 )
             self._digest.set_run(
                 attempt=self._attempt - self._first_attempt, world_size=num_workers
@@ -149,7 +159,9 @@ class Collector:
                     "attempt": batch.attempt,
                     "time": now,
                 }
-                self.failures.append(failure)
+                # Of a run that fails again and again, the last attempts tell why.
+                kept = [f for f in self.failures if f["attempt"] >= batch.attempt - KEPT_ATTEMPTS]
+                self.failures = [*kept, failure]
                 self._digest.event(
                     f"rank {batch.rank} raised {failure['type']}: {failure['message'][:200]}",
                     "error",
@@ -158,17 +170,48 @@ class Collector:
 
     # -- watchers look ---------------------------------------------------------------------------
 
-    def poll(self, watcher: str, timeout: float) -> Update:
-        """News for a watcher since its last call; waits up to ``timeout`` seconds for some."""
+    def poll(self, watcher: str, timeout: float, pinned: Iterable[Any] = ()) -> Update:
+        """News for a watcher since its last call; waits up to ``timeout`` seconds for some.
+
+        Parameters
+        ----------
+        watcher : str
+        timeout : float
+        pinned : iterable of int
+            Ranks whose series this watcher wants where there are too many for all.
+        """
+        end = time.monotonic() + timeout
         with self._news:
             cursor = self._cursors.setdefault(watcher, Cursor())
-            self._news.wait_for(lambda: self._digest.version > cursor.version, timeout)
-            return self._digest.since(cursor)
+            self._cursors.move_to_end(watcher)
+            if len(self._cursors) > MAX_WATCHERS:
+                self._cursors.popitem(last=False)
+            cursor.pin(pinned)
+            while True:
+                now = time.monotonic()
+                due = self._digest.due(cursor, now)
+                if due == 0.0:
+                    update = self._digest.since(cursor, now)
+                    if update:
+                        return update
+                elif now >= end:
+                    return Update()
+                self._news.wait(max(0.0, min(end - now, due or timeout)))
 
     def workers(self) -> dict[int, dict[str, Any]]:
         """A copy of the workers' rows."""
         with self._news:
             return {rank: dict(row) for rank, row in self._digest.workers.items()}
+
+    @property
+    def all_started(self) -> bool:
+        """Whether every rank of the group has said hello."""
+        with self._news:
+            return all(row["status"] != "starting" for row in self._digest.workers.values())
+
+    def log_file(self, rank: int, max_bytes: int) -> tuple[bytes, bool] | None:
+        """A rank's log file as :func:`~raynb.telemetry.loglines.read_log` tells it."""
+        return read_log(self._filesystem, f"{self._dir}/{RAYNB_DIR}/logs", rank, max_bytes)
 
     def first_failure(self) -> dict[str, Any] | None:
         """The failure that came first in the last attempt that failed."""
@@ -212,21 +255,37 @@ class Collector:
                 "best_seen": run["best"],
                 "workers": [row for _, row in sorted(self._digest.workers.items())],
                 "events": self._digest.events[-100:],
+                "hints": self._digest.hints,
+                "scale": self._health.scale,
             }
         try:
             write_record(self._filesystem, self._dir, record)
         except Exception as error:
             self.event(f"record.json can't be written: {error}", "error")
 
+    def _look(self) -> None:
+        """Look for hints; the caller holds the lock."""
+        if self._health.look(self._digest, self.failures):
+            self._digest.set_hints(self._health.hints)
+            self._news.notify_all()
+        for rule, error in self._health.broken.items():
+            if rule not in self._broken:
+                self._broken.add(rule)
+                self._digest.event(f"the hint {rule} can't be told: {error}", "warn")
+
     def _tick(self) -> None:
-        told = None
+        told, looked = None, 0.0
         while not self._closed.wait(0.5):
+            with self._news:
+                if self.state not in TERMINAL and time.monotonic() - looked >= LOOK_S:
+                    looked = time.monotonic()
+                    self._look()
             if self.history.due():
                 self.history.flush()
             if self.history.error != told:
                 told = self.history.error
                 self.event(
-                    f"history can't be written ({told}); it is kept in memory and tried again"
+                    f"history can't be written ({told}); it is kept here and tried again"
                     if told
                     else "history is written again",
                     "error" if told else "info",

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import pandas as pd
@@ -18,11 +18,16 @@ from raynb.engine.spec import RAYNB_DIR, filesystem_of, read_record
 from raynb.engine.supervisor import NAMESPACE, Outcome, Supervisor, supervisor_name
 from raynb.engine.v1 import replacement
 from raynb.errors import OptionError, RaynbError, SupervisorDiedError, TrainingError
-from raynb.telemetry.digest import Mirror, Update
-from raynb.telemetry.history import read_history, to_frame
+from raynb.telemetry.history import concat, read_history, to_frame
+from raynb.telemetry.loglines import read_log
+from raynb.telemetry.mirror import Mirror
+from raynb.telemetry.units import human_bytes
+from raynb.telemetry.update import Update
 
-#: Seconds between two looks at the supervisor, at least: as often as workers send.
-TICK_S = 0.25
+#: Seconds between two looks at the supervisor, at least: a panel gets ten messages a second.
+TICK_S = 0.1
+#: Bytes of a rank's log file that are handed out, its last ones.
+MAX_LOG_BYTES = 20_000_000
 #: Seconds that stopping may take before the supervisor itself is killed.
 STOP_S = 15.0
 
@@ -30,11 +35,12 @@ STOP_S = 15.0
 class Backend(Protocol):
     """Where the run lives: a supervisor actor, or this process in local mode."""
 
-    def poll(self, watcher: str, timeout: float) -> Update: ...
+    def poll(self, watcher: str, timeout: float, pinned: Sequence[int] = ()) -> Update: ...
     def stop(self) -> None: ...
     def kill(self) -> None: ...
     def outcome(self) -> Outcome: ...
     def history(self) -> Any: ...
+    def log_file(self, rank: int, max_bytes: int) -> tuple[bytes, bool] | None: ...
     def close(self) -> None: ...
 
 
@@ -44,12 +50,15 @@ class RemoteBackend:
     Parameters
     ----------
     actor : ActorHandle
+    run_path : str or None
+        The run's directory, where the history is read; None: it is asked of the actor.
     """
 
-    def __init__(self, actor: Any) -> None:
+    def __init__(self, actor: Any, run_path: str | None = None) -> None:
         import ray
 
         self._ray = ray
+        self._run_path = run_path
         self.actor = actor
 
     @classmethod
@@ -69,13 +78,14 @@ class RemoteBackend:
         options = {"name": supervisor_name(facts.name), "namespace": NAMESPACE}
         # Detached: the run outlives this kernel wherever the cluster does.
         actor_class: Any = Supervisor
-        return cls(actor_class.options(lifetime="detached", **options).remote(facts, env))
+        actor = actor_class.options(lifetime="detached", **options).remote(facts, env)
+        return cls(actor, facts.run_path)
 
-    def poll(self, watcher: str, timeout: float) -> Update:
-        content, buffers = self._ray.get(
-            self.actor.poll.remote(watcher, timeout), timeout=timeout + 60
+    def poll(self, watcher: str, timeout: float, pinned: Sequence[int] = ()) -> Update:
+        content, buffers, whole = self._ray.get(
+            self.actor.poll.remote(watcher, timeout, pinned), timeout=timeout + 60
         )
-        return Update(content, buffers)
+        return Update(content, buffers, whole)
 
     def stop(self) -> None:
         self.actor.stop.remote()
@@ -89,10 +99,29 @@ class RemoteBackend:
         return outcome
 
     def history(self) -> Any:
+        if self._run_path is not None:
+            pending, upto, rows = self._ray.get(self.actor.unwritten.remote())
+            with contextlib.suppress(Exception):
+                table = concat([read_history(*history_dir(self._run_path), upto), pending])
+                if len(table) >= rows:
+                    return table
+        # This process can't read the run's storage.
         return self._ray.get(self.actor.history.remote())
+
+    def log_file(self, rank: int, max_bytes: int) -> tuple[bytes, bool] | None:
+        found: tuple[bytes, bool] | None = self._ray.get(
+            self.actor.log_file.remote(rank, max_bytes), timeout=60
+        )
+        return found
 
     def close(self) -> None:
         self.actor.shutdown.remote()
+
+
+def history_dir(run_path: str) -> tuple[Any, str]:
+    """File system and path of a run's history."""
+    filesystem, path = filesystem_of(run_path)
+    return filesystem, f"{path}/{RAYNB_DIR}/history"
 
 
 def find_backend(name: str) -> RemoteBackend | None:
@@ -112,8 +141,8 @@ class LocalBackend:
         self.collector = collector
         self.ended: Outcome | None = None
 
-    def poll(self, watcher: str, timeout: float) -> Update:
-        return self.collector.poll(watcher, timeout)
+    def poll(self, watcher: str, timeout: float, pinned: Sequence[int] = ()) -> Update:
+        return self.collector.poll(watcher, timeout, pinned)
 
     def stop(self) -> None:
         # A real signal wakes a main thread that sleeps; interrupt_main would wait for it.
@@ -130,6 +159,9 @@ class LocalBackend:
 
     def history(self) -> Any:
         return self.collector.history_table()
+
+    def log_file(self, rank: int, max_bytes: int) -> tuple[bytes, bool] | None:
+        return self.collector.log_file(rank, max_bytes)
 
     def close(self) -> None:
         self.collector.close()
@@ -170,6 +202,7 @@ class Run:
         self._listeners: list[Callable[[Update], None]] = []
         self._at_end: list[Callable[[], None]] = []
         self._error: BaseException | None = None
+        self._pinned: tuple[int, ...] = ()
         self._run = {
             **self.mirror.run,
             "name": facts.name,
@@ -200,7 +233,7 @@ class Run:
             frame: pd.DataFrame = self.result.history
             return frame
         if self._backend is None:
-            return to_frame(read_history(*self._history_dir()))
+            return to_frame(read_history(*history_dir(self.facts.run_path)))
         return to_frame(self._backend.history())
 
     def stop(self, timeout: float | None = None) -> None:
@@ -243,6 +276,49 @@ class Run:
         if self._error is not None:
             raise self._error
         return self.result
+
+    def pin(self, ranks: Iterable[int]) -> None:
+        """Follow these ranks' curves where there are too many ranks to follow all.
+
+        Parameters
+        ----------
+        ranks : iterable of int
+            The whole list, of 16 at most.
+        """
+        self._pinned = tuple(ranks)
+
+    def log_file(self, rank: int) -> tuple[bytes, bool, str | None]:
+        """A rank's log file as far as it is at hand.
+
+        Returns
+        -------
+        bytes
+        bool
+            Whether that is all that the rank has written.
+        str or None
+            Why not.
+        """
+        found = self._find_log(rank)
+        if found is not None:
+            data, whole = found
+            return data, whole, None if whole else f"the last {human_bytes(len(data))} of the file"
+        with self.lock:
+            lines = [text for _, text in self.mirror.logs.get(rank, {}).values()]
+        why = (
+            "a run in this process writes no log file: its output is in the cell"
+            if isinstance(self._backend, LocalBackend)
+            else "the file is not on the run's storage: these are the lines that the panel shows"
+        )
+        return "".join(f"{line}\n" for line in lines).encode(), False, why
+
+    def _find_log(self, rank: int) -> tuple[bytes, bool] | None:
+        with contextlib.suppress(Exception):  # the supervisor is gone, or has no access
+            if self._backend is not None and not self.done:
+                return self._backend.log_file(rank, MAX_LOG_BYTES)
+        with contextlib.suppress(Exception):
+            filesystem, path = filesystem_of(self.facts.run_path)
+            return read_log(filesystem, f"{path}/{RAYNB_DIR}/logs", rank, MAX_LOG_BYTES)
+        return None
 
     def show(self) -> None:
         """Show the panel, or the record of an ended run, in this cell."""
@@ -318,18 +394,17 @@ class Run:
     def _read(self, backend: Backend) -> None:
         import ray
 
-        watcher, whole = uuid.uuid4().hex, False
+        watcher = uuid.uuid4().hex
         try:
             while self.state not in TERMINAL:
                 began = time.monotonic()
                 try:
-                    update = backend.poll(watcher, 1.0)
+                    update = backend.poll(watcher, 1.0, self._pinned)
                 except ray.exceptions.GetTimeoutError:
                     # Busy, not gone; but this answer's news is lost, so watch anew from the start.
-                    watcher, whole = uuid.uuid4().hex, True
+                    watcher = uuid.uuid4().hex
                     continue
                 if update:
-                    update.whole, whole = whole, False
                     self._apply(update)
                 time.sleep(max(0.0, TICK_S - (time.monotonic() - began)))
             self._finish(backend.outcome(), backend.history())
@@ -379,14 +454,10 @@ class Run:
             "error": None if stopped else shown,
         }
         self._apply(Update({"run": run}))
-        history = read_history(*self._history_dir())
+        history = read_history(*history_dir(self.facts.run_path))
         self._finish(Outcome(state, None, None if stopped else lost, None, 0), history)
         self.result.record.update(state=state, ended=run["ended"], error=run["error"])
         self._error = None if stopped else lost
-
-    def _history_dir(self) -> tuple[Any, str]:
-        filesystem, path = filesystem_of(self.facts.run_path)
-        return filesystem, f"{path}/{RAYNB_DIR}/history"
 
     def _interrupted(self) -> None:
         try:

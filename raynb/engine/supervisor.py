@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ import ray
 
 from raynb.engine.collector import TERMINAL, Collector, RunFacts
 from raynb.engine.preflight import EPSILON
+from raynb.telemetry.channel import interval_s
 
 #: Ray namespace of the supervisors' names.
 NAMESPACE = "raynb"
@@ -24,8 +25,8 @@ RAY_DEFAULTS = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
 }
-#: Seconds that workers get to send what they have before they are killed.
-DRAIN_S = 0.3
+#: Seconds that workers get to send what they have before they are killed, past their interval.
+DRAIN_S = 0.1
 #: Seconds that Ray Train's own abort gets before its controller is killed.
 ABORT_S = 4.0
 #: Seconds after which a supervisor that nobody asks any more leaves.
@@ -99,10 +100,13 @@ class Supervisor:
         return [ray.put(values)]
 
     @ray.method(concurrency_group="watch")
-    def poll(self, watcher: str, timeout: float) -> tuple[dict[str, Any], list[Any]]:
+    def poll(
+        self, watcher: str, timeout: float, pinned: Iterable[Any] = ()
+    ) -> tuple[dict[str, Any], list[Any], bool]:
+        """News for a watcher: an :class:`~raynb.telemetry.update.Update` in parts."""
         self._asked = time.monotonic()
-        update = self._collector.poll(watcher, timeout)
-        return update.content, update.buffers
+        update = self._collector.poll(watcher, timeout, pinned)
+        return update.content, update.buffers, update.whole
 
     @ray.method(concurrency_group="control")
     def stop(self) -> None:
@@ -120,9 +124,23 @@ class Supervisor:
         return self._outcome
 
     @ray.method(concurrency_group="control")
+    def unwritten(self) -> tuple[Any, int, int]:
+        """What of the history is not on storage, the next part's number, and the rows in all.
+
+        The history itself is read from storage, since it may be larger than memory here.
+        """
+        history = self._collector.history
+        return *history.unwritten(), history.rows
+
+    @ray.method(concurrency_group="control")
     def history(self) -> Any:
-        """The history so far, a pyarrow Table."""
+        """The history so far, a pyarrow Table, for those who can't read the storage."""
         return self._collector.history_table()
+
+    @ray.method(concurrency_group="control")
+    def log_file(self, rank: int, max_bytes: int) -> tuple[bytes, bool] | None:
+        """A rank's log file, at most its last ``max_bytes``, and whether that is all of it."""
+        return self._collector.log_file(rank, max_bytes)
 
     @ray.method(concurrency_group="control")
     def shutdown(self) -> None:
@@ -134,7 +152,7 @@ class Supervisor:
     @ray.method(concurrency_group="control")
     def hello(self, who: Mapping[str, Any]) -> int:
         attempt = self._collector.hello(who)
-        if all(row["status"] != "starting" for row in self._collector.workers().values()):
+        if self._collector.all_started:
             self._collector.set_state("training")
         return attempt
 
@@ -199,7 +217,7 @@ class Supervisor:
         self._ended.set()
 
     def _abort(self) -> None:
-        time.sleep(DRAIN_S)
+        time.sleep(interval_s(len(self._collector.workers())) + DRAIN_S)
         # A stop may come before the controller is there: nothing could take it down then.
         while not self._has_controller.wait(0.1):
             if self._ended.is_set():

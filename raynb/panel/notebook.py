@@ -13,7 +13,7 @@ from raynb.panel.widget import LivePanel, missing_bundle
 from raynb.results.page import Page
 from raynb.results.static import bundle as page_bundle
 from raynb.results.static import running_html
-from raynb.telemetry.digest import Update
+from raynb.telemetry.update import Update
 
 #: Seconds between two drawings of the static view, where there is no live panel.
 STATIC_S = 2.0
@@ -29,7 +29,7 @@ class NotebookView:
         self._note = missing_bundle()
         self.widget: LivePanel | None = None
         if self._note is None:
-            self.widget = LivePanel(run.mirror, run.lock, run.stop)
+            self.widget = LivePanel(run.mirror, run.lock, run.stop, run.pin, run.log_file)
         run.listen(self._update)
 
     def show(self) -> None:

@@ -15,6 +15,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from raynb.results.hints import hint_rows
 from raynb.results.page import state_of
 from raynb.results.text import (
     UNKNOWN,
@@ -25,8 +26,9 @@ from raynb.results.text import (
     mapping,
     number,
     plural,
+    trained_on,
 )
-from raynb.telemetry.digest import Mirror
+from raynb.telemetry.mirror import Mirror
 from raynb.telemetry.units import human_bytes, human_seconds
 
 #: Redraws a second at most.
@@ -36,12 +38,14 @@ PROGRESS_S = 5.0
 MAX_RANKS = 16
 MAX_LOG_LINES = 8
 MAX_EVENT_LINES = 3
+MAX_HINT_LINES = 4
 #: Warnings and errors printed as plain lines; what comes after them is on the record.
 MAX_PLAIN_EVENTS = 20
 
 _STYLES = {"good": "green", "bad": "bold red", "busy": "yellow", "idle": "dim"}
 _STATUS_STYLES = {"failed": "bold red", "finished": "green", "stopped": "dim", "waiting": "yellow"}
 _LEVELS = {"error": ("✗", "red"), "warn": ("!", "yellow")}
+_HINT_STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
 _BAR = 8
 #: Columns from which on memory, the device's full name and the bar have room.
 _WIDE = 96
@@ -67,6 +71,7 @@ class TerminalView:
         self._drawn = 0.0
         self._state: object = None
         self._told: set[tuple[object, object]] = set()
+        self._hinted: set[object] = set()
         self._quiet = False
 
     def open(self, mirror: Mirror) -> None:
@@ -136,7 +141,7 @@ class TerminalView:
             self._print(progress_line(mirror))
 
     def _news(self, mirror: Mirror) -> list[str]:
-        """Warnings and errors not yet printed."""
+        """Warnings, errors and hints not yet printed."""
         lines = []
         for event in mirror.events:
             key = (event.get("t"), event.get("text"))
@@ -145,6 +150,12 @@ class TerminalView:
             if len(self._told) < MAX_PLAIN_EVENTS:
                 self._told.add(key)
                 lines.append(f"{_stamp(mirror)} {event['level']}: {clean_line(event.get('text'))}")
+        for hint in mirror.hints:
+            if hint.get("id") not in self._hinted:
+                self._hinted.add(hint.get("id"))
+                (row,), _ = hint_rows([hint], None)
+                lines.append(f"{_stamp(mirror)} hint: {row.title}")
+                lines += [f"    {line}" for line in row.evidence.splitlines()]
         return lines
 
     def _print(self, text: str) -> None:
@@ -182,31 +193,40 @@ def progress_line(mirror: Mirror) -> str:
     parts += [steps] if steps else []
     metrics = mirror.metrics()
     if metrics:
-        parts.append(_metric_words(metrics[0], mirror.latest(metrics[0])))
+        parts.append(_metric_words(mirror, metrics[0]))
     parts += rows_words(mirror)
     return " · ".join(parts)
 
 
-def _metric_words(metric: str, latest: Mapping[int, float]) -> str:
+def _metric_words(mirror: Mirror, metric: str) -> str:
+    """The ranks' latest values; where there are bands, their range."""
+    name, latest = clean_line(metric, 40), mirror.latest(metric)
+    spread = mirror.spread(metric)
+    if spread is not None:
+        low, middle, high, ranks = spread
+        broken = [rank for rank, value in latest.items() if value != value]
+        return (
+            f"{name} {format_value(low)} to {format_value(high)}, median {format_value(middle)} "
+            f"({plural(ranks, 'rank')})" + (f", NaN on rank {broken[0]}" if broken else "")
+        )
     values = [value for _, value in sorted(latest.items())]
-    name = clean_line(metric, 40)
     if len(values) <= 4:
         shown = " / ".join(format_value(v) for v in values)
         return f"{name} {shown}" + (f" ({plural(len(values), 'rank')})" if len(values) > 1 else "")
-    broken = sum(v != v for v in values)
+    broken_ranks = sum(v != v for v in values)
     finite = [v for v in values if v == v] or [float("nan")]
     told = (
         f"{name} {format_value(min(finite))} to {format_value(max(finite))}, median "
         f"{format_value(statistics.median(finite))} ({plural(len(values), 'rank')})"
     )
-    return told + (f", NaN on {broken:,}" if broken else "")
+    return told + (f", NaN on {broken_ranks:,}" if broken_ranks else "")
 
 
 def rows_words(mirror: Mirror) -> list[str]:
     """``rows 10,240 of 60,000`` over all ranks, with the shard's name where there are several."""
     shards: dict[str, list[Mapping[str, Any]]] = {}
     for worker in mirror.workers.values():
-        shard = mapping(worker.get("shard"))
+        shard = trained_on(worker)
         if shard:
             shards.setdefault(str(shard.get("name")), []).append(shard)
     out = []
@@ -284,6 +304,7 @@ def render(mirror: Mirror) -> RenderableType:
         facts.append(f"dropped {format_count(dropped)} messages")
     if facts:
         parts.append(Text(" · ".join(facts), style="dim"))
+    parts += _hints(mirror)
     parts += _logs(mirror)
     for event in mirror.events[-MAX_EVENT_LINES:]:
         sign, style = _LEVELS.get(str(event.get("level")), ("•", "dim"))
@@ -358,7 +379,7 @@ class _Ranks:
         cells += [
             Text(format_count(row.get("step"))),
             Text(UNKNOWN if rate is None else f"{rate:.3g}"),
-            _rows_seen(mapping(row.get("shard")), wide),
+            _rows_seen(trained_on(row), wide),
         ]
         if self._metric is not None:
             rank = row.get("rank")
@@ -395,6 +416,19 @@ def _rows_seen(shard: Mapping[str, Any], wide: bool) -> Text:
         return words
     full = round(_BAR * min(1.0, max(0.0, seen / total)))
     return Text.assemble(("━" * full, "green"), ("━" * (_BAR - full), "dim"), " ", words)
+
+
+def _hints(mirror: Mirror) -> list[RenderableType]:
+    """What is wrong now, a line each, with its evidence where there is room for it."""
+    rows = [row for row in hint_rows(mirror.hints, None)[0] if not row.over]
+    lines: list[RenderableType] = []
+    for row in rows[:MAX_HINT_LINES]:
+        evidence = " ".join(row.evidence.split())
+        told = f"{row.sign} hint: {row.title}"
+        lines.append(_one_line(f"{told} ({evidence})", _HINT_STYLES.get(row.word, "default")))
+    if len(rows) > MAX_HINT_LINES:
+        lines.append(_one_line(f"… {plural(len(rows) - MAX_HINT_LINES, 'more hint')}", "dim"))
+    return lines
 
 
 def _logs(mirror: Mirror) -> list[RenderableType]:

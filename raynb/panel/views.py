@@ -6,7 +6,7 @@ import sys
 from typing import Any, Protocol
 
 from raynb.engine.run import Run
-from raynb.telemetry.digest import Update
+from raynb.telemetry.update import Update
 
 #: Lines of worker output that --echo prints into a cell before it points to the panel.
 MAX_ECHO = 500

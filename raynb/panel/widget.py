@@ -1,4 +1,4 @@
-"""The live panel: an anywidget that shows a run's mirror and passes on its Stop button."""
+"""The live panel: an anywidget that shows a run's mirror and passes on what is clicked in it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from typing import Any
 import anywidget
 import traitlets
 
-from raynb.panel.wire import encode
-from raynb.telemetry.digest import Mirror, Update
+from raynb.panel.wire import VERSION, encode, file_message
+from raynb.telemetry.loglines import log_name
+from raynb.telemetry.mirror import Mirror
+from raynb.telemetry.update import Update
 
 STATIC = pathlib.Path(__file__).parent.parent / "static"
 BUNDLE = STATIC / "panel.js"
@@ -40,6 +42,10 @@ class LivePanel(anywidget.AnyWidget):
     lock : lock
     on_stop : callable
         Called, on the thread of the message, when Stop is clicked; must return at once.
+    on_pin : callable
+        The same with the ranks whose curves are to be followed.
+    read_log : callable
+        Gives a rank's log file: bytes, whether that is all of it, and why not.
     """
 
     # Read when a panel is made, not on import: without the bundle raynb still works.
@@ -47,7 +53,14 @@ class LivePanel(anywidget.AnyWidget):
     _css = traitlets.Unicode("").tag(sync=True)
     run_name = traitlets.Unicode("").tag(sync=True)
 
-    def __init__(self, mirror: Mirror, lock: Any, on_stop: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        mirror: Mirror,
+        lock: Any,
+        on_stop: Callable[[], None],
+        on_pin: Callable[[list[int]], None],
+        read_log: Callable[[int], tuple[bytes, bool, str | None]],
+    ) -> None:
         super().__init__(
             _esm=BUNDLE.read_text(encoding="utf-8"),
             _css=(STATIC / "panel.css").read_text(encoding="utf-8"),
@@ -56,6 +69,9 @@ class LivePanel(anywidget.AnyWidget):
         self._mirror = mirror
         self._lock = lock
         self._on_stop = on_stop
+        self._on_pin = on_pin
+        self._read_log = read_log
+        self._reading = threading.Lock()
         self._seq = 0
         self._send_lock = threading.Lock()
         self._greeted = threading.Event()
@@ -93,7 +109,19 @@ class LivePanel(anywidget.AnyWidget):
             self.push_snapshot()
         elif kind == "stop":
             self._on_stop()
-            self.send({"v": 1, "kind": "ack", "of": "stop"})
+            self.send({"v": VERSION, "kind": "ack", "of": "stop"})
+        elif kind == "pin" and isinstance(content.get("ranks"), list):
+            self._on_pin(content["ranks"])
+        elif kind == "download" and type(content.get("rank")) is int:
+            # Storage may be slow, and this thread has clicks to take.
+            threading.Thread(
+                target=self._send_log, args=(content["rank"],), name="raynb-log", daemon=True
+            ).start()
+
+    def _send_log(self, rank: int) -> None:
+        with self._reading:  # one file in memory at a time
+            data, whole, note = self._read_log(rank)
+            self.send(file_message(rank, log_name(rank), whole, note), [data])
 
     def _push(self, kind: str, update: Update) -> None:
         with self._send_lock:

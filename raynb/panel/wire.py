@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from raynb.telemetry.digest import TIME, Update
 from raynb.telemetry.events import clean_text
+from raynb.telemetry.series import TIME
+from raynb.telemetry.update import Update
 
-VERSION = 1
+VERSION = 2
 
 
 def encode(
@@ -35,7 +36,8 @@ def encode(
         JSON-able whatever the update holds: NaN, which JSON has not, is None, and what is no
         JSON value at all is its text.
     buffers : list of bytes
-        float64, little endian, 5 rows x n: step, seconds since ``started``, last, min, max.
+        float64, little endian. A series' has 6 rows x n: step, seconds since ``started``, epoch,
+        last, min, max; a band's 7: step, seconds, epoch, median, min, max, ranks in the bucket.
     """
     buffers = []
     for data in update.buffers:
@@ -43,6 +45,29 @@ def encode(
         rows[TIME] -= started
         buffers.append(rows.astype("<f8", copy=False).tobytes())
     return {"v": VERSION, "kind": kind, "seq": seq, **_plain(update.content)}, buffers
+
+
+def file_message(rank: int, name: str, whole: bool, note: str | None) -> dict[str, Any]:
+    """Content of the message that carries a rank's log file in its one buffer.
+
+    Parameters
+    ----------
+    rank : int
+    name : str
+        What the file is called when it is saved.
+    whole : bool
+        False where the buffer holds only a part of what was written.
+    note : str or None
+        Why it is only a part.
+    """
+    return {
+        "v": VERSION,
+        "kind": "file",
+        "rank": rank,
+        "name": name,
+        "whole": whole,
+        "note": note,
+    }
 
 
 def _plain(value: Any) -> Any:

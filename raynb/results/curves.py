@@ -11,9 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from raynb.telemetry.digest import LAST, STEP, TIME, Mirror
 from raynb.telemetry.events import Floats
 from raynb.telemetry.history import BASE_COLUMNS, to_frame
+from raynb.telemetry.mirror import Mirror
+from raynb.telemetry.series import LAST, STEP, TIME
 
 #: Rows of a history, by metric, in which NaN was logged; elsewhere its NaN means "absent".
 NanRows = Mapping[str, NDArray[np.intp]]

@@ -28,8 +28,9 @@ from raynb.results.text import (
     mappings,
     number,
     plural,
+    trained_on,
 )
-from raynb.telemetry.digest import Mirror
+from raynb.telemetry.mirror import Mirror
 from raynb.telemetry.units import human_bytes, human_seconds
 
 MAX_METRICS = 30
@@ -107,6 +108,7 @@ class Page:
             "best_seen": run.get("best"),
             "attempts": (number(run.get("attempt")) or 0) + 1,
             "workers": [row for _, row in sorted(mirror.workers.items())],
+            "hints": list(mirror.hints),
         }
         return cls(
             record,
@@ -252,7 +254,7 @@ def worker_table(page: Page) -> Table | None:
         heads += (f"last {clean_line(metric, 20)}",)
     rows = []
     for worker in shown[:MAX_WORKERS]:
-        shard = mapping(worker.get("shard"))
+        shard = trained_on(worker)
         rank = worker.get("rank")
         row: tuple[str, ...] = (
             clean_line(rank, 12),

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from raynb.results.chart import chart_alt, chart_png
+from raynb.results.hints import hints_html, hints_text
 from raynb.results.page import (
     MAX_SOURCE,
     OPEN_WORKERS,
@@ -31,7 +32,7 @@ from raynb.results.page import (
     worker_table,
 )
 from raynb.results.text import clean_line, cut_middle, format_value, number, plural
-from raynb.telemetry.digest import Mirror
+from raynb.telemetry.mirror import Mirror
 from raynb.telemetry.units import human_seconds
 
 #: A page's HTML never gets longer, in bytes, the chart included.
@@ -43,7 +44,7 @@ _MAX_PRE = 30_000
 _MAX_SOURCE = 8_000
 _MAX_CHART = 60_000
 _DROPPED_FIRST = (
-    "events", "source", "captured names", "options", "checkpoints", "workers", "chart",
+    "events", "source", "captured names", "options", "checkpoints", "workers", "hints", "chart",
 )  # fmt: skip
 
 # Only inline styles survive GitHub and nbconvert, and no colour may rely on the page's: the text
@@ -84,6 +85,7 @@ def render_html(page: Page, png: bytes | None = None) -> str:
     sections = {
         "head": _head(page),
         "error": _error(page),
+        "hints": hints_html(page.record.get("hints"), page.record.get("started")),
         "chart": _chart(page, png),
         "metrics": _metrics(page),
         "workers": _workers(page),
@@ -374,6 +376,7 @@ def render_text(page: Page) -> str:
         lines += ["", error.title]
         lines += [f"  {error.place}"] if error.place else []
         lines += [f"  | {line}" for line in error.text.splitlines()[-40:]]
+    lines += hints_text(page.record.get("hints"), page.record.get("started"))
     lines += _text_block("", metric_table(page), OPEN_WORKERS)
     lines += _text_block("", worker_table(page), OPEN_WORKERS)
     data = data_line(page)

@@ -86,6 +86,11 @@ def mappings(value: object) -> list[Mapping[str, Any]]:
     return [item for item in value if isinstance(item, Mapping)]
 
 
+def trained_on(worker: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The shard that a worker trains on, which is its first; empty while there is none."""
+    return next(iter(mappings(worker.get("shards"))), {})
+
+
 def format_count(value: object) -> str:
     """``1,234``; fractions are rounded.
 

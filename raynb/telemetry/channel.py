@@ -11,12 +11,16 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import IO, Any, Protocol
 
 from raynb.telemetry.events import Batch, Record, RecordBatch, Value, to_value, to_values
+from raynb.telemetry.loglines import lines_a_rank
 
-#: Seconds between messages while there is something to tell.
-INTERVAL_S = 0.25
+#: Seconds between a rank's messages while there is something to tell: at least, and at most.
+INTERVAL_S, MAX_INTERVAL_S = 0.2, 3.0
+#: Messages a second of all ranks together; with many ranks, each speaks less often.
+MAX_MESSAGES = 400.0
 #: Messages on their way at a time; past this, records wait here and the rest is dropped.
 MAX_IN_FLIGHT = 4
 #: Records kept in memory before they go to a local file.
@@ -25,6 +29,11 @@ MAX_PENDING = 100_000
 MAX_RECORDS = 20_000
 #: Log lines kept while the supervisor is behind.
 MAX_LOG_LINES = 2_000
+
+
+def interval_s(world_size: int) -> float:
+    """Seconds between a rank's messages in a group of so many."""
+    return min(MAX_INTERVAL_S, max(INTERVAL_S, world_size / MAX_MESSAGES))
 
 
 class Transport(Protocol):
@@ -98,17 +107,23 @@ class Channel:
     ----------
     transport : Transport
     rank, attempt : int
+    world_size : int
+        Ranks that speak at the same time.
     """
 
-    def __init__(self, transport: Transport, rank: int, attempt: int) -> None:
+    def __init__(self, transport: Transport, rank: int, attempt: int, world_size: int = 1) -> None:
         self.rank = rank
         self.attempt = attempt
+        self._interval = interval_s(world_size)
+        # Ranks start together: their messages spread over the interval.
+        self._phase = self._interval * (rank / max(1, world_size) % 1)
+        self._max_lines = lines_a_rank(world_size)
         self._transport = transport
         self._pid = os.getpid()
         # One lock keeps steps unique and in order where several threads log; the channel's own
         # thread takes records without it.
         self._step_lock = threading.Lock()
-        self._records: deque[tuple[float, float, dict[Any, Any]]] = deque()
+        self._records: deque[tuple[float, float, dict[Any, Any], float]] = deque()
         self._spool: IO[bytes] | None = None
         self._spool_read = 0
         self._spooled = 0
@@ -123,6 +138,8 @@ class Channel:
         self._closed = threading.Event()
         self._wake = threading.Event()
         self._flush_lock = threading.Lock()
+        #: Epochs of the training loader done so far, asked with each record; None: not known.
+        self.epoch: Callable[[], float] | None = None
         #: Called before each message, on the channel's thread (shard counters).
         self.collectors: list[Callable[[], None]] = []
         self._thread = threading.Thread(target=self._loop, name="raynb-channel", daemon=True)
@@ -153,7 +170,13 @@ class Channel:
                 step = self._last_step + 1
             self._last_step = step
             self._fresh = not report
-            self._records.append((step, time.time(), values))
+            self._records.append((step, time.time(), values, self._epoch()))
+
+    def _epoch(self) -> float:
+        try:
+            return math.nan if self.epoch is None else float(self.epoch())
+        except Exception:  # a meter may fail, a log call may not
+            return math.nan
 
     # -- samplers, stdio and the runtime call these ----------------------------------------------
 
@@ -171,12 +194,19 @@ class Channel:
             self._dropped[kind] = self._dropped.get(kind, 0) + n
 
     def put(self, kind: str, value: Any) -> None:
-        """Set the latest sample, shard, status or failure; a newer one replaces an unsent one."""
+        """Set the latest sample, shards, timing, status or failure.
+
+        A newer one replaces an unsent one; of a timing, the fields that the newer one has.
+        """
         with self._lock:
-            if kind == "sample" and "sample" in self._latest:
+            if kind == "sample" and "sample" in self._latest and self._unsent is not None:
+                # In between two messages a newer one is no loss; while they can't be sent it is.
                 self._dropped["samples"] += 1
+            if kind == "timing":
+                value = {**self._latest.get(kind, {}), **value}
             self._latest[kind] = value
-        if kind in ("status", "failure"):
+        # What ends a rank is told at once; a report's waiting, which may be many a second, is not.
+        if kind == "failure" or (kind == "status" and value == "finished"):
             self._wake.set()
 
     def close(self, timeout: float = 10.0) -> bool:
@@ -212,14 +242,16 @@ class Channel:
     # -- the channel's own thread ----------------------------------------------------------------
 
     def _loop(self) -> None:
+        wait = self._interval + self._phase
         while not self._closed.is_set():
-            self._wake.wait(INTERVAL_S)
+            self._wake.wait(wait)
+            wait = self._interval
             self._wake.clear()
             try:
                 self._send_once()
             except Exception:
                 # Telemetry may fail, training may not; the next turn tries again.
-                time.sleep(INTERVAL_S)
+                time.sleep(self._interval)
 
     def _send_once(self, timeout: float = -1) -> bool:
         """Send one message; True when nothing is left to send.
@@ -247,7 +279,9 @@ class Channel:
                 collect()
         records = self._take()
         with self._lock:
-            logs = [(seq, stream, text) for seq, (stream, text) in self._logs.items()]
+            # Lines that the next ones push out of the panel would be sent for nothing.
+            late = max(0, len(self._logs) - self._max_lines)
+            logs = [(seq, *line) for seq, line in islice(self._logs.items(), late, None)]
             self._logs.clear()
             latest, self._latest = self._latest, {}
             dropped = {k: n for k, n in self._dropped.items() if n}
@@ -279,8 +313,8 @@ class Channel:
     def _pop(self) -> list[Record]:
         records = []
         for _ in range(min(len(self._records), MAX_RECORDS)):
-            step, at, metrics = self._records.popleft()
-            records.append(Record(step, at, to_values(metrics)))
+            step, at, metrics, epoch = self._records.popleft()
+            records.append(Record(step, at, to_values(metrics), epoch))
         return records
 
     def _spill(self) -> None:
@@ -298,7 +332,9 @@ class Channel:
             except OSError:
                 # The disk is full: memory has to do, and half a record must not stay in the file.
                 self._spool.truncate(end)
-                self._records.extendleft((r.step, r.time, dict(r.values)) for r in records[::-1])
+                self._records.extendleft(
+                    (r.step, r.time, dict(r.values), r.epoch) for r in records[::-1]
+                )
                 return
             self._spooled += 1
 

@@ -2,135 +2,59 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import OrderedDict, deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-from raynb.telemetry.events import Batch, Floats, RecordBatch, shard_totals
+from raynb.telemetry.bands import BandKey
+from raynb.telemetry.curves import Curves, CurveSeen
+from raynb.telemetry.events import Batch, Floats, shard_totals
+from raynb.telemetry.loglines import cut, keep_line, lines_a_rank, trim
+from raynb.telemetry.rows import ENDED, SAMPLED, TIMED, Rows
+from raynb.telemetry.series import Series, SeriesKey
+from raynb.telemetry.trend import Trend
+from raynb.telemetry.update import MAX_EVENTS, MAX_HINTS, Update, new_run
 
-#: Buckets of a series; past it, neighbours are merged and each bucket stands for twice as many.
-MAX_BUCKETS = 1_000
-MAX_LOG_LINES = 300
-MAX_EVENTS = 200
-#: A log line is cut here in the panel; the file on storage has all of it.
-MAX_LINE = 2_000
+#: Past so many ranks, rows and curves are told twice a second instead of at once.
+MANY_RANKS, MANY_S = 64, 0.5
+#: Past so many ranks, curves are bands over all ranks instead of one a rank.
+MAX_CURVE_RANKS = 16
+#: First NaN or infinity of so many series.
+MAX_NONFINITE = 10_000
+MAX_PINNED = 16
 #: Seconds that a worker's rate is taken over.
 RATE_S = 10.0
-
-#: Rows of a series' array.
-STEP, TIME, LAST, MIN, MAX = range(5)
-
-SeriesKey = tuple[str, int, int]  # metric, rank, attempt
-Line = TypeVar("Line")
-
-
-@dataclass
-class Update:
-    """What changed since a watcher's last look.
-
-    Attributes
-    ----------
-    content : dict
-        JSON-able; the wire schema's fields ``run``, ``workers``, ``series``, ``logs``, ``events``,
-        each present only when something changed.
-    buffers : list of ndarray, shape (5, n), float64
-        A series' new buckets: step, time (UNIX seconds), last, min, max.
-    whole : bool
-        The update holds everything, and what a watcher knew before is void.
-    """
-
-    content: dict[str, Any] = field(default_factory=dict)
-    buffers: list[Floats] = field(default_factory=list)
-    whole: bool = False
-
-    def __bool__(self) -> bool:
-        return bool(self.content)
-
-
-class Series:
-    """One metric of one rank in one attempt as min/max/last buckets, bounded in memory."""
-
-    def __init__(self) -> None:
-        self._data = np.empty((5, 16), dtype=np.float64)  # grows: most series are short
-        self.n = 0
-        self._width = 1  # records a bucket stands for
-        self._filled = 0  # records in the newest bucket
-        self.generation = 0  # counts the merges, so that a watcher knows to start over
-
-    def append(self, steps: Floats, times: Floats, values: Floats) -> None:
-        at = 0
-        while at < len(values):
-            if not self.n or self._filled >= self._width:
-                self._open_bucket()
-            upto = min(at + self._width - self._filled, len(values))
-            bucket, part = self._data[:, self.n - 1], values[at:upto]
-            bucket[STEP], bucket[TIME], bucket[LAST] = steps[upto - 1], times[upto - 1], part[-1]
-            # fmin: a NaN must not swallow the range of the numbers beside it.
-            bucket[MIN] = np.fmin.reduce(part, initial=bucket[MIN])
-            bucket[MAX] = np.fmax.reduce(part, initial=bucket[MAX])
-            self._filled += upto - at
-            at = upto
-
-    def _open_bucket(self) -> None:
-        if self.n == MAX_BUCKETS:
-            self._merge()
-        if self.n == self._data.shape[1]:
-            grown = np.empty((5, min(2 * self.n, MAX_BUCKETS)), dtype=np.float64)
-            grown[:, : self.n] = self._data
-            self._data = grown
-        self._data[:, self.n] = np.nan
-        self.n += 1
-        self._filled = 0
-
-    def _merge(self) -> None:
-        left, right = self._data[:, 0 : self.n : 2], self._data[:, 1 : self.n : 2]
-        merged = right.copy()
-        merged[MIN] = np.fmin(left[MIN], right[MIN])
-        merged[MAX] = np.fmax(left[MAX], right[MAX])
-        self.n = merged.shape[1]
-        self._data[:, : self.n] = merged
-        self._width *= 2
-        self.generation += 1
-
-    def since(self, generation: int, seen: int) -> tuple[int, Floats]:
-        """First changed bucket and the buckets from there, shape (5, k)."""
-        start = max(0, seen - 1) if generation == self.generation else 0
-        return start, self._data[:, start : self.n].copy()
 
 
 @dataclass
 class Cursor:
-    """How far a watcher has seen; a new one gets everything."""
+    """How far a watcher has seen; a new one gets everything.
+
+    Attributes
+    ----------
+    pinned : tuple of int
+        Ranks whose series the watcher wants with many ranks.
+    """
 
     version: int = 0
+    #: The same of rows, curves and counts, which are told less often with many ranks, and when.
+    bulk: int = 0
+    bulk_at: float = -math.inf
     event: int = 0
-    series: dict[SeriesKey, tuple[int, int]] = field(default_factory=dict)
+    curves: CurveSeen = field(default_factory=CurveSeen)
+    pinned: tuple[int, ...] = ()
 
-
-def new_worker(rank: int) -> dict[str, Any]:
-    """A worker's row before anything is known of it: unknown is None, never 0."""
-    return {
-        "rank": rank,
-        "attempt": 0,
-        "node": None,
-        "ip": None,
-        "pid": None,
-        "device": None,
-        "device_kind": "CPU",
-        "util": None,
-        "mem_used": None,
-        "mem_total": None,
-        "note": None,
-        "step": None,
-        "rate": None,
-        "last_report": None,
-        "records": 0,
-        "status": "starting",
-        "shard": None,
-    }
+    def pin(self, ranks: Iterable[Any]) -> None:
+        """Look at these ranks' series; what is no rank is passed over."""
+        pinned = tuple(dict.fromkeys(r for r in ranks if type(r) is int and r >= 0))[:MAX_PINNED]
+        if pinned != self.pinned:
+            self.pinned = pinned
+            self.bulk_at = -math.inf
 
 
 class Digest:
@@ -142,40 +66,55 @@ class Digest:
         The run's name.
     best : tuple of (metric, mode), optional
         Which metric to keep the best of; ``mode`` is ``min`` or ``max``.
+
+    Attributes
+    ----------
+    run : dict
+    workers : dict of int to dict
+    logs : dict of int to dict of seq to (stream, text, version)
+    events, hints : list of dict
+    trends : dict of int to Trend
+        Each rank's samples in its newest attempt.
+    nonfinite : dict of (metric, rank, attempt) to (step, value)
+        The first NaN or infinity of each series.
     """
 
     def __init__(self, name: str, best: tuple[str, str] | None = None, **run: Any) -> None:
         self._best = best
-        self.run: dict[str, Any] = {
-            "name": name,
-            "state": "preflight",
-            "message": "",
-            "started": None,
-            "ended": None,
-            "now": None,
-            "world_size": None,
-            "storage": None,
-            "attempt": 0,
-            "blocking": False,
-            "stoppable": True,
-            "shard_totals": None,
-            "error": None,
-            "dropped": {"metrics": 0, "samples": 0, "logs": 0},
-            "best": None,
-            **run,
-        }
-        self.workers: dict[int, dict[str, Any]] = {}
-        self.series: dict[SeriesKey, Series] = {}
+        self.run: dict[str, Any] = {**new_run(name), **run}
         self.logs: dict[int, OrderedDict[int, tuple[str, str, int]]] = {}
         self.events: list[dict[str, Any]] = []
+        self.hints: list[dict[str, Any]] = []
+        self.trends: dict[int, Trend] = {}
+        self.nonfinite: dict[SeriesKey, tuple[float, float]] = {}
+        self._rows = Rows()
+        self._curves = Curves(best)
         self._events_cut = 0
         self._version = 1
+        self._light = 1  # of the last change that is told at once
         self._run_version = 1
-        self._worker_version: dict[int, int] = {}
+        self._hints_version = 0
+        self._dropped_version = 0
         self._log_version: dict[int, int] = {}
-        self._series_version: dict[SeriesKey, int] = {}
-        self._dropped: dict[tuple[int, int], dict[str, int]] = {}
-        self._rate: dict[tuple[int, int], deque[tuple[float, float]]] = {}
+        self._dropped: dict[int, tuple[int, dict[str, int]]] = {}
+        self._logs_dropped: dict[int, int] = {}
+        self._rate: dict[int, tuple[int, deque[tuple[float, float]]]] = {}
+        self._shard_rows: dict[int, dict[str, int | None]] = {}
+        if self.run["world_size"]:
+            self.set_run(world_size=self.run["world_size"])
+
+    @property
+    def workers(self) -> dict[int, dict[str, Any]]:
+        return self._rows.rows
+
+    @property
+    def series(self) -> dict[SeriesKey, Series]:
+        """Each rank's series; empty where there are bands."""
+        return self._curves.series
+
+    @property
+    def bands(self) -> Mapping[BandKey, Any]:
+        return self._curves.bands
 
     @property
     def version(self) -> int:
@@ -184,87 +123,144 @@ class Digest:
 
     # -- what happens ----------------------------------------------------------------------------
 
+    def _news(self, *, bulk: bool = False) -> int:
+        self._version += 1
+        if not (bulk and len(self.workers) > MANY_RANKS):
+            self._light = self._version
+        return self._version
+
     def set_run(self, **changes: Any) -> None:
+        size = changes.get("world_size")
+        if size:
+            limit = min(self.run["log_lines"], lines_a_rank(size))
+            if limit < self.run["log_lines"]:
+                changes["log_lines"] = limit
+                for lines in self.logs.values():
+                    trim(lines, limit)
+            if size > MAX_CURVE_RANKS or self.run["detail"] == "bands":
+                changes["detail"] = "bands"
+                self._curves.use_bands(size, self._version + 1)
         if any(self.run.get(k) != v for k, v in changes.items()):
             self.run.update(changes)
-            self._version += 1
-            self._run_version = self._version
+            self._run_version = self._news()
 
     def event(self, text: str, level: str = "info", at: float | None = None) -> None:
         self.events.append({"t": at or time.time(), "level": level, "text": text})
         if len(self.events) > MAX_EVENTS:
             self.events.pop(0)
             self._events_cut += 1
-        self._version += 1
+        self._news()
+
+    def set_hints(self, hints: Sequence[Mapping[str, Any]]) -> None:
+        """Replace the hints; each watcher is told the whole list when it changed."""
+        kept = [dict(hint) for hint in hints[:MAX_HINTS]]
+        if kept != self.hints:
+            self.hints = kept
+            self._hints_version = self._news()
 
     def set_worker(self, rank: int, **changes: Any) -> None:
-        row = self.workers.setdefault(rank, new_worker(rank))
-        row.update(changes)
-        self._touch(rank)
-
-    def _touch(self, rank: int) -> None:
-        self._version += 1
-        self._worker_version[rank] = self._version
+        self._rows.set(rank, changes, self._news())
 
     def apply(self, batch: Batch) -> None:
         """Take one worker's message."""
-        row = self.workers.setdefault(batch.rank, new_worker(batch.rank))
+        rank, attempt = batch.rank, batch.attempt
+        version = self._news(bulk=not batch.logs)
+        row = self._rows.row(rank, version)
+        changes: dict[str, Any] = {}
         # What a worker of an earlier attempt still had to tell is no news of the one there now.
-        if batch.attempt >= row["attempt"]:
-            self._row(row, batch)
+        if attempt >= row["attempt"]:
+            changes = self._changes(row, batch)
         if batch.records is not None and len(batch.records):
-            row["records"] += len(batch.records)
-            self._records(batch.rank, batch.attempt, batch.records)
+            changes["records"] = row["records"] + len(batch.records)
+            self._take_records(batch, version)
+        self._rows.set(rank, changes, version)
+        limit = self.run["log_lines"]
         for seq, stream, text in batch.logs:
-            self._log(batch.rank, seq, stream, text)
+            lines = self.logs.setdefault(rank, OrderedDict())
+            keep_line(lines, seq, (stream, cut(text), version), limit)
+            self._log_version[rank] = version
         if batch.dropped:
-            self._dropped[batch.rank, batch.attempt] = batch.dropped
-            total = {"metrics": 0, "samples": 0, "logs": 0}
-            for counts in self._dropped.values():
-                for kind, n in counts.items():
-                    total[kind] = total.get(kind, 0) + n
-            self.set_run(dropped=total)
-        self._touch(batch.rank)
+            self._count_dropped(rank, attempt, batch.dropped)
 
-    def _row(self, row: dict[str, Any], batch: Batch) -> None:
-        if batch.attempt > row["attempt"]:
-            row.update(attempt=batch.attempt, rate=None)
-        if batch.sample:
-            row.update({k: batch.sample[k] for k in batch.sample if k in row})
-        if batch.shard is not None:
-            row["shard"] = batch.shard
-            size = self.run["world_size"]
-            # An elastic group that shrank leaves rows of ranks that are no more.
-            group = [w for rank, w in self.workers.items() if size is None or rank < size]
-            totals = shard_totals(w["shard"] for w in group)
-            if totals and len(group) == size:
-                self.set_run(shard_totals=totals)
-        if batch.status and row["status"] not in ("finished", "failed", "stopped"):
-            row["status"] = batch.status
+    def _changes(self, row: Mapping[str, Any], batch: Batch) -> dict[str, Any]:
+        """What a message changes in its worker's row."""
+        rank, attempt = batch.rank, batch.attempt
+        changes: dict[str, Any] = {"attempt": attempt}
+        ended = row["status"] in ENDED and attempt == row["attempt"]
+        if batch.status and not ended:
+            changes["status"] = batch.status
         if batch.failure:
-            row["status"] = "failed"
+            changes["status"] = "failed"
+        if batch.sample:
+            changes |= {k: batch.sample[k] for k in SAMPLED if k in batch.sample}
+            trend = self.trends.get(rank)
+            if trend is None or trend.attempt != attempt:
+                trend = self.trends[rank] = Trend(attempt)
+            trend.add(batch.sample)
+        if batch.timing:
+            changes |= {k: batch.timing[k] for k in TIMED if k in batch.timing}
+        if ended:
+            changes.setdefault("status", row["status"])  # it waits for nothing any more
+        if batch.shards is not None:
+            changes["shards"] = batch.shards
+            self._count_shards(rank, batch.shards)
         if batch.records is not None and len(batch.records):
             step, at = float(batch.records.steps[-1]), float(batch.records.times[-1])
-            window = self._rate.setdefault((batch.rank, batch.attempt), deque())
-            rate = _steps_per_second(window, step, at) or row["rate"]
-            row.update(step=step, last_report=at, rate=rate)
+            if rank not in self._rate or self._rate[rank][0] != attempt:
+                self._rate[rank] = attempt, deque()
+            rate = _steps_per_second(self._rate[rank][1], step, at)
+            changes |= {"step": step, "last_report": at}
+            if rate is not None:
+                changes["rate"] = rate
+        return changes
 
-    def _records(self, rank: int, attempt: int, records: RecordBatch) -> None:
+    def _count_shards(self, rank: int, shards: Sequence[Mapping[str, Any]]) -> None:
+        rows = {str(s.get("name")): s.get("rows_total") for s in shards}
+        if self._shard_rows.get(rank) == rows:
+            return
+        self._shard_rows[rank] = rows
+        size = self.run["world_size"]
+        # An elastic group that shrank leaves rows of ranks that are no more.
+        group = [r for k, r in self._shard_rows.items() if size is None or k < size]
+        if len(group) == size and (totals := shard_totals(group)):
+            self.set_run(shard_totals=totals)
+
+    def _take_records(self, batch: Batch, version: int) -> None:
+        records = batch.records
+        assert records is not None
+        if self.run["detail"] != "bands" and batch.rank >= MAX_CURVE_RANKS:
+            self._curves.use_bands(batch.rank + 1, version)
+            self.set_run(detail="bands")
+        refused = self._curves.refused
         for metric, (rows, values) in records.metrics.items():
-            key = (metric, rank, attempt)
-            series = self.series.setdefault(key, Series())
-            series.append(records.steps[rows], records.times[rows], values)
-            self._series_version[key] = self._version + 1
+            steps = records.steps[rows]
+            key = (metric, batch.rank, batch.attempt)
+            self._curves.add(key, steps, records.times[rows], records.epochs[rows], values, version)
+            finite = np.isfinite(values)
+            if not finite.all():
+                self._keep_nonfinite(key, steps, values)
             if self._best and metric == self._best[0]:
-                self._keep_best(rank, records.steps[rows], values)
+                self._keep_best(batch.rank, steps[finite], values[finite])
+        if self._curves.refused != refused:
+            self.set_run(dropped={**self.run["dropped"], "series": self._curves.refused})
+
+    def _keep_nonfinite(self, key: SeriesKey, steps: Floats, values: Floats) -> None:
+        if key in self.nonfinite:
+            return
+        if len(self.nonfinite) >= MAX_NONFINITE:
+            # Those of the newest attempt are asked for; the first one is of the oldest.
+            if next(iter(self.nonfinite))[2] >= key[2]:
+                return
+            self.nonfinite = {k: v for k, v in self.nonfinite.items() if k[2] >= key[2]}
+        at = int(np.isfinite(values).argmin())
+        self.nonfinite[key] = (float(steps[at]), float(values[at]))
 
     def _keep_best(self, rank: int, steps: Floats, values: Floats) -> None:
         assert self._best is not None
-        metric, mode = self._best
-        values = np.where(np.isfinite(values), values, np.nan)
-        if np.isnan(values).all():
+        if not len(values):
             return
-        at = int(np.nanargmax(values) if mode == "max" else np.nanargmin(values))
+        metric, mode = self._best
+        at = int(values.argmax() if mode == "max" else values.argmin())
         best = self.run["best"]
         value = float(values[at])
         if best is None or (value > best["value"] if mode == "max" else value < best["value"]):
@@ -272,58 +268,55 @@ class Digest:
                 best={"metric": metric, "value": value, "step": float(steps[at]), "rank": rank}
             )
 
-    def _log(self, rank: int, seq: int, stream: str, text: str) -> None:
-        text = text if len(text) <= MAX_LINE else text[:MAX_LINE] + " … (cut)"
-        lines = self.logs.setdefault(rank, OrderedDict())
-        _keep_line(lines, seq, (stream, text, self._version + 1))
-        self._log_version[rank] = self._version + 1
+    def _count_dropped(self, rank: int, attempt: int, dropped: Mapping[str, int]) -> None:
+        """Add what is new in a rank's counts, which are totals of its attempt."""
+        known, counts = self._dropped.get(rank, (attempt, {}))
+        if attempt < known:
+            return
+        before = counts if attempt == known else {}
+        more = {k: n - before.get(k, 0) for k, n in dropped.items() if n > before.get(k, 0)}
+        self._dropped[rank] = (attempt, dict(dropped))
+        if not more:
+            return
+        total = self.run["dropped"]
+        self.set_run(dropped={**total, **{k: total.get(k, 0) + n for k, n in more.items()}})
+        if "logs" in more:
+            self._logs_dropped[rank] = self._logs_dropped.get(rank, 0) + more["logs"]
+            self._dropped_version = self._version
 
     # -- who watches -----------------------------------------------------------------------------
 
-    def since(self, cursor: Cursor) -> Update:
-        """What changed after ``cursor``, which moves on to now."""
-        update = Update()
+    def due(self, cursor: Cursor, now: float) -> float | None:
+        """Seconds until there is something to tell a watcher; None when nothing has changed."""
+        if cursor.version == 0 or self._light > cursor.version:
+            return 0.0
+        if self._version > cursor.bulk or cursor.curves.pinned != cursor.pinned:
+            return max(0.0, cursor.bulk_at + MANY_S - now)
+        return None
+
+    def since(self, cursor: Cursor, now: float | None = None) -> Update:
+        """What changed after ``cursor``, which moves on to now.
+
+        Parameters
+        ----------
+        cursor : Cursor
+        now : float, optional
+            Of the clock that :meth:`due` gets too; a monotonic one by default.
+        """
+        now = time.monotonic() if now is None else now
+        update = Update(whole=cursor.version == 0)
         content = update.content
-        if self._run_version > cursor.version:
+        seen, ended = cursor.version, self.run["state"] in ENDED
+        if self._run_version > seen:
             content["run"] = dict(self.run)
-            lost: dict[int, int] = {}
-            for (rank, _), counts in self._dropped.items():
-                lost[rank] = lost.get(rank, 0) + counts.get("logs", 0)
-            content["logs_dropped"] = {rank: n for rank, n in lost.items() if n}
-        workers = [
-            dict(row)
-            for rank, row in sorted(self.workers.items())
-            if self._worker_version.get(rank, 0) > cursor.version
-        ]
-        if workers:
-            content["workers"] = workers
-        series = []
-        for key, version in self._series_version.items():
-            if version <= cursor.version:
-                continue
-            one = self.series[key]
-            start, data = one.since(*cursor.series.get(key, (one.generation, 0)))
-            cursor.series[key] = (one.generation, one.n)
-            metric, rank, attempt = key
-            series.append(
-                {
-                    "metric": metric,
-                    "rank": rank,
-                    "attempt": attempt,
-                    "start": start,
-                    "n": data.shape[1],
-                    "buf": len(update.buffers),
-                }
-            )
-            update.buffers.append(data)
-        if series:
-            content["series"] = series
+        if len(self.workers) <= MANY_RANKS or ended or now >= cursor.bulk_at + MANY_S:
+            self._bulk_since(cursor, update, now)
         logs = [
             {"rank": rank, "seq": seq, "stream": stream, "text": text}
-            for rank, lines in sorted(self.logs.items())
-            if self._log_version[rank] > cursor.version
-            for seq, (stream, text, version) in lines.items()
-            if version > cursor.version
+            for rank, newest in sorted(self._log_version.items())
+            if newest > seen
+            for seq, (stream, text, version) in self.logs[rank].items()
+            if version > seen
         ]
         if logs:
             content["logs"] = logs
@@ -331,8 +324,20 @@ class Digest:
         if events:
             content["events"] = list(events)
             cursor.event = self._events_cut + len(self.events)
+        if self._hints_version > seen:
+            content["hints"] = list(self.hints)
         cursor.version = self._version
         return update
+
+    def _bulk_since(self, cursor: Cursor, update: Update, now: float) -> None:
+        """Rows, curves and counts, which are much with many ranks."""
+        workers = self._rows.since(cursor.bulk)
+        if workers:
+            update.content["workers"] = workers
+        if self._dropped_version > cursor.bulk:
+            update.content["logs_dropped"] = dict(self._logs_dropped)
+        self._curves.since(cursor.curves, cursor.bulk, cursor.pinned, update, now)
+        cursor.bulk, cursor.bulk_at = self._version, now
 
 
 def _steps_per_second(window: deque[tuple[float, float]], step: float, at: float) -> float | None:
@@ -347,107 +352,3 @@ def _steps_per_second(window: deque[tuple[float, float]], step: float, at: float
         window.popleft()
     steps, seconds = step - window[0][0], at - window[0][1]
     return steps / seconds if seconds > 0 and steps > 0 else None
-
-
-def _keep_line(lines: OrderedDict[int, Line], seq: int, line: Line) -> None:
-    """Add or replace a line; ``lines`` are ordered by ``seq`` and the newest stay.
-
-    Depends on the numbers alone, not on when a line came: so a watcher that sees only some of the
-    states in between ends with the same lines.
-    """
-    late = seq not in lines and lines and seq < next(reversed(lines))
-    lines[seq] = line
-    if late:
-        for earlier in sorted(lines):
-            lines.move_to_end(earlier)
-    if len(lines) > MAX_LOG_LINES:
-        lines.popitem(last=False)
-
-
-class Mirror:
-    """A watcher's own copy of a digest, kept by applying its updates.
-
-    Attributes
-    ----------
-    run : dict
-    workers : dict of int to dict
-    series : dict of (metric, rank, attempt) to ndarray, shape (5, n)
-    logs : dict of int to dict of seq to (stream, text)
-    logs_dropped : dict of int to int
-    events : list of dict
-    """
-
-    def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget everything, for an update that is whole."""
-        self.run: dict[str, Any] = Digest("").run
-        self.workers: dict[int, dict[str, Any]] = {}
-        self.series: dict[SeriesKey, Floats] = {}
-        self.logs: dict[int, OrderedDict[int, tuple[str, str]]] = {}
-        self.logs_dropped: dict[int, int] = {}
-        self.events: list[dict[str, Any]] = []
-
-    def apply(self, update: Update) -> None:
-        if update.whole:
-            self.clear()
-        content = update.content
-        self.logs_dropped = content.get("logs_dropped", self.logs_dropped)
-        self.run = content.get("run", self.run)
-        for row in content.get("workers", ()):
-            self.workers[row["rank"]] = row
-        for one in content.get("series", ()):
-            key = (one["metric"], one["rank"], one["attempt"])
-            old = self.series.get(key, np.empty((5, 0)))
-            self.series[key] = np.concatenate(
-                [old[:, : one["start"]], update.buffers[one["buf"]]], axis=1
-            )
-        for line in content.get("logs", ()):
-            lines = self.logs.setdefault(line["rank"], OrderedDict())
-            _keep_line(lines, line["seq"], (line["stream"], line["text"]))
-        self.events.extend(content.get("events", ()))
-        del self.events[:-MAX_EVENTS]
-
-    def snapshot(self) -> Update:
-        """Everything, as one update for a view that opens now."""
-        update = Update(
-            {
-                "run": self.run,
-                "workers": [row for _, row in sorted(self.workers.items())],
-                "series": [],
-                "logs": [
-                    {"rank": rank, "seq": seq, "stream": stream, "text": text}
-                    for rank, lines in sorted(self.logs.items())
-                    for seq, (stream, text) in lines.items()
-                ],
-                "logs_dropped": self.logs_dropped,
-                "events": self.events,
-            }
-        )
-        for (metric, rank, attempt), data in self.series.items():
-            update.content["series"].append(
-                {
-                    "metric": metric,
-                    "rank": rank,
-                    "attempt": attempt,
-                    "start": 0,
-                    "n": data.shape[1],
-                    "buf": len(update.buffers),
-                }
-            )
-            update.buffers.append(data)
-        return update
-
-    def metrics(self) -> list[str]:
-        """Names of the metrics seen, losses first, in order of appearance."""
-        names = dict.fromkeys(metric for metric, _, _ in self.series)
-        return sorted(names, key=lambda name: "loss" not in name.lower())
-
-    def latest(self, metric: str) -> dict[int, float]:
-        """Each rank's latest value of a metric, from its latest attempt."""
-        out: dict[int, float] = {}
-        for (name, rank, _), data in sorted(self.series.items(), key=lambda kv: kv[0][2]):
-            if name == metric and data.shape[1]:
-                out[rank] = float(data[LAST, -1])
-        return out

@@ -29,11 +29,14 @@ class Record:
         UNIX seconds on the worker's clock.
     values : dict of str to float or str
         Numbers as floats (NaN and infinities kept); what is no number as text.
+    epoch : float
+        Epochs of the training loader done by then, fractional; NaN when unknown.
     """
 
     step: float
     time: float
     values: Mapping[str, Value]
+    epoch: float = math.nan
 
 
 @dataclass(slots=True)
@@ -42,7 +45,7 @@ class RecordBatch:
 
     Attributes
     ----------
-    steps, times : ndarray of float64, shape (n,)
+    steps, times, epochs : ndarray of float64, shape (n,)
     metrics : dict of str to (rows, values)
         ``rows`` (uint32) are the records that have the metric, ``values`` (float64) its values.
     texts : list of (row, name, text)
@@ -50,6 +53,7 @@ class RecordBatch:
 
     steps: Floats
     times: Floats
+    epochs: Floats
     metrics: dict[str, tuple[NDArray[np.uint32], Floats]]
     texts: list[tuple[int, str, str]]
 
@@ -71,6 +75,7 @@ class RecordBatch:
         return cls(
             np.array([r.step for r in records], dtype=np.float64),
             np.array([r.time for r in records], dtype=np.float64),
+            np.array([r.epoch for r in records], dtype=np.float64),
             {
                 name: (np.array(rows[name], dtype=np.uint32), np.array(values[name], np.float64))
                 for name in rows
@@ -90,8 +95,12 @@ class Batch:
     records : RecordBatch or None
     sample : dict or None
         The latest device sample (see :mod:`raynb.telemetry.samplers`).
-    shard : dict or None
-        The latest shard progress (see :mod:`raynb.telemetry.shards`).
+    shards : list of dict or None
+        The latest progress of each shard, the one trained on first (see
+        :mod:`raynb.telemetry.shards`).
+    timing : dict or None
+        Where a step's time goes, and where the train function stands (see
+        :mod:`raynb.telemetry.timing`).
     logs : list of (seq, stream, text)
         Log lines; the same ``seq`` again replaces the line (progress bars).
     status : str or None
@@ -107,7 +116,8 @@ class Batch:
     seq: int
     records: RecordBatch | None = None
     sample: dict[str, Any] | None = None
-    shard: dict[str, Any] | None = None
+    shards: list[dict[str, Any]] | None = None
+    timing: dict[str, Any] | None = None
     logs: list[tuple[int, str, str]] = field(default_factory=list)
     status: str | None = None
     failure: dict[str, Any] | None = None
@@ -164,17 +174,23 @@ def to_values(metrics: Mapping[Any, Any]) -> dict[str, Value]:
     return {_text(k): to_value(v) for k, v in metrics.items()}
 
 
-def shard_totals(shards: Iterable[Mapping[str, Any] | None]) -> dict[str, int] | None:
-    """Rows over all ranks by shard name; None while any rank's total is unknown.
+def shard_totals(ranks: Iterable[Mapping[str, int | None]]) -> dict[str, int] | None:
+    """Rows over all ranks by shard name, of the names whose rows every rank knows.
+
+    Parameters
+    ----------
+    ranks : iterable of dict of str to int or None
+        Each rank's rows by shard name.
 
     Examples
     --------
-    >>> shard_totals([{"name": "train", "rows_total": 30}, {"name": "train", "rows_total": 31}])
+    >>> shard_totals([{"train": 30, "val": None}, {"train": 31, "val": 9}])
     {'train': 61}
     """
+    known = list(ranks)
     totals: dict[str, int] = {}
-    for shard in shards:
-        if not shard or shard.get("rows_total") is None:
-            return None
-        totals[shard["name"]] = totals.get(shard["name"], 0) + int(shard["rows_total"])
+    for name in known[0] if known else ():
+        rows = [of_rank.get(name) for of_rank in known]
+        if None not in rows:
+            totals[name] = sum(n for n in rows if n is not None)
     return totals or None

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
+import tempfile
 import threading
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import IO, Any
 
 import numpy as np
 import pandas as pd
@@ -23,9 +26,15 @@ BASE_COLUMNS = ("rank", "attempt", "step", "time")
 TEXT_SUFFIX = ".text"
 #: Seconds between parts; a supervisor that dies loses at most what came since the last one.
 FLUSH_S = 2.0
+#: The same while records wait in local files because storage does not take them.
+SPOOLED_FLUSH_S = 10.0
 #: Parts of one size are merged into one past this many, and those into larger ones, so that a long
 #: run neither ends in a swarm of files nor is written anew all the time.
 MAX_PARTS = 64
+#: Parts that hold more rows together are not merged again, and rows that a merge holds at a time.
+MAX_MERGED_ROWS, MERGE_ROWS = 20_000_000, 200_000
+#: Rows that wait for storage in memory; past them, they wait in local files.
+MAX_PENDING = 1_000_000
 
 #: ``part-000007.parquet``, or ``part-000000-000064.parquet`` where those were merged.
 _PART = re.compile(r"part-(\d+)(?:-(\d+))?\.parquet")
@@ -41,41 +50,56 @@ def _free(name: str) -> str:
     return name + "_" if bare in BASE_COLUMNS or bare.endswith(TEXT_SUFFIX) else name
 
 
-def to_table(rank: int, attempt: int, records: RecordBatch) -> pa.Table:
-    """One rank's batch as an Arrow table: base columns, then one float64 column a metric."""
-    n = len(records)
+#: One rank's records: rank, attempt, records.
+Taken = tuple[int, int, RecordBatch]
+
+
+def to_table(taken: Sequence[Taken]) -> pa.Table:
+    """Batches of any ranks as one Arrow table: base columns, then one float64 column a metric."""
+    if not taken:
+        return _EMPTY
+    sizes = [len(records) for _, _, records in taken]
+    n = sum(sizes)
     columns: dict[str, Any] = {
-        "rank": np.full(n, rank, np.int32),
-        "attempt": np.full(n, attempt, np.int32),
-        "step": records.steps,
-        "time": records.times,
+        "rank": np.repeat(np.array([rank for rank, _, _ in taken], np.int32), sizes),
+        "attempt": np.repeat(np.array([attempt for _, attempt, _ in taken], np.int32), sizes),
+        "step": np.concatenate([records.steps for _, _, records in taken]),
+        "time": np.concatenate([records.times for _, _, records in taken]),
     }
-    for name, (rows, values) in records.metrics.items():
-        # The mask keeps "absent" apart from a NaN that was logged.
-        column, absent = np.zeros(n), np.ones(n, dtype=bool)
-        column[rows] = values
-        absent[rows] = False
-        columns[_free(name)] = pa.array(column, mask=absent)
+    metrics: dict[str, tuple[list[Any], list[Any]]] = {}
     texts: dict[str, list[str | None]] = {}
-    for row, name, text in records.texts:
-        texts.setdefault(name, [None] * n)[row] = text
+    first = 0
+    for (_, _, records), size in zip(taken, sizes, strict=True):
+        for name, (rows, values) in records.metrics.items():
+            places, found = metrics.setdefault(name, ([], []))
+            places.append(rows + np.int64(first))
+            found.append(values)
+        for row, name, text in records.texts:
+            texts.setdefault(name, [None] * n)[first + row] = text
+        first += size
+    for name, (places, found) in metrics.items():
+        # The mask keeps "absent" apart from a NaN that was logged.
+        column, absent, at = np.zeros(n), np.ones(n, dtype=bool), np.concatenate(places)
+        column[at], absent[at] = np.concatenate(found), False
+        columns[_free(name)] = pa.array(column, mask=absent)
     for name, column_text in texts.items():
         columns[_free(name) + TEXT_SUFFIX] = pa.array(column_text, pa.string())
     return pa.table(columns)
 
 
+_EMPTY = pa.table(
+    {
+        "rank": pa.array([], pa.int32()),
+        "attempt": pa.array([], pa.int32()),
+        "step": pa.array([], pa.float64()),
+        "time": pa.array([], pa.float64()),
+    }
+)
+
+
 def concat(tables: Sequence[pa.Table]) -> pa.Table:
     """Tables with different metrics as one; a metric is null where it is absent."""
-    if not tables:
-        return pa.table(
-            {
-                "rank": pa.array([], pa.int32()),
-                "attempt": pa.array([], pa.int32()),
-                "step": pa.array([], pa.float64()),
-                "time": pa.array([], pa.float64()),
-            }
-        )
-    return pa.concat_tables(tables, promote_options="default")
+    return pa.concat_tables([_EMPTY, *tables], promote_options="default")
 
 
 def to_frame(table: pa.Table) -> pd.DataFrame:
@@ -103,6 +127,9 @@ def to_frame(table: pa.Table) -> pd.DataFrame:
 class HistoryWriter:
     """Collects records and writes them to ``directory`` as ``part-*.parquet``.
 
+    Memory is bounded while storage takes the parts, however long a run is. While it does not,
+    records wait in memory and past :data:`MAX_PENDING` of them in local files.
+
     Parameters
     ----------
     filesystem : pyarrow.fs.FileSystem
@@ -114,7 +141,7 @@ class HistoryWriter:
     rows : int
         Records taken so far.
     error : str or None
-        Why the last write failed; the rows stay in memory and are tried again.
+        Why the last write failed; the rows are kept and tried again.
     """
 
     def __init__(self, filesystem: pafs.FileSystem, directory: str) -> None:
@@ -122,74 +149,161 @@ class HistoryWriter:
         self._dir = directory
         self._lock = threading.Lock()
         self._io_lock = threading.Lock()
-        self._pending: list[pa.Table] = []
+        self._pending: list[Taken] = []
+        self._spool: deque[IO[bytes]] = deque()
         #: Parts by how often they were merged; what a run left here before is not touched.
         self._levels: list[list[_Part]] = [[]]
+        self._rows_of: dict[_Part, int] = {}
         self._written_at = time.monotonic()
         self.rows = 0
         self.error: str | None = None
         self._next_part = 1 + max((last for _, last in _parts(filesystem, directory)), default=-1)
 
     def add(self, rank: int, attempt: int, records: RecordBatch) -> None:
-        table = to_table(rank, attempt, records)
         with self._lock:
-            self._pending.append(table)
+            self._pending.append((rank, attempt, records))
             self.rows += len(records)
 
     def due(self) -> bool:
-        return bool(self._pending) and time.monotonic() - self._written_at >= FLUSH_S
+        # To try what waits in files again means to read it.
+        pause = SPOOLED_FLUSH_S if self._spool else FLUSH_S
+        waiting = bool(self._pending or self._spool)
+        return waiting and time.monotonic() - self._written_at >= pause
 
     def flush(self) -> None:
-        """Write what is pending as one part; on failure keep it and remember why."""
+        """Write what is pending; on failure keep it and remember why."""
         with self._io_lock:
             with self._lock:
                 pending, self._pending = self._pending, []
             self._written_at = time.monotonic()
-            if not pending:
-                return
             try:
-                part = (self._next_part, self._next_part)
-                self._write(part, concat(pending))
-                self._next_part += 1
-                self._levels[0].append(part)
+                while self._spool:
+                    self._write_next(_read_spooled(self._spool[0]))
+                    self._spool.popleft().close()
+                if pending:
+                    self._write_next(to_table(pending))
                 self.error = None
             except Exception as error:
-                with self._lock:
-                    self._pending = pending + self._pending
                 self.error = f"{type(error).__name__}: {error}"
+                if not self._put_aside(pending):
+                    with self._lock:
+                        self._pending = pending + self._pending
                 return
             # Its parts are there all the same when a merge fails; the next flush tries again.
             with contextlib.suppress(Exception):
                 self._merge()
 
-    def _write(self, part: _Part, table: pa.Table) -> None:
+    def _put_aside(self, pending: list[Taken]) -> bool:
+        """Move what waits for storage to a local file once memory holds too much of it."""
+        if sum(len(records) for _, _, records in pending) < MAX_PENDING:
+            return False
+        file = tempfile.TemporaryFile(prefix="raynb-history-")  # noqa: SIM115
+        try:
+            pq.write_table(to_table(pending), file)
+        except OSError:  # the disk is full: memory has to do
+            file.close()
+            return False
+        self._spool.append(file)
+        return True
+
+    def _write_next(self, table: pa.Table) -> None:
+        part = (self._next_part, self._next_part)
+        with self._writing(part, table.schema) as writer:
+            writer.write_table(table)
+        self._next_part += 1
+        self._levels[0].append(part)
+        self._rows_of[part] = table.num_rows
+
+    @contextlib.contextmanager
+    def _writing(self, part: _Part, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
         path = _path(self._dir, part)
         self._fs.create_dir(self._dir, recursive=True)
-        # Written aside and moved: a reader or a crash never meets half a part.
-        pq.write_table(table, path + ".tmp", filesystem=self._fs)
-        self._fs.move(path + ".tmp", path)
+        # Written aside and moved: a reader or a crash never meets half a part. Numbers hardly
+        # repeat, so that dictionaries of them would only cost time.
+        texts = [field.name for field in schema if pa.types.is_string(field.type)]
+        try:
+            with pq.ParquetWriter(
+                path + ".tmp",
+                schema,
+                filesystem=self._fs,
+                use_dictionary=["rank", "attempt", *texts],
+            ) as writer:
+                yield writer
+            self._fs.move(path + ".tmp", path)
+        except BaseException:
+            with contextlib.suppress(Exception):
+                self._fs.delete_file(path + ".tmp")
+            raise
 
     def _merge(self) -> None:
         for level, parts in enumerate(self._levels):
             if len(parts) <= MAX_PARTS:
                 return
-            whole = (parts[0][0], parts[-1][1])
-            self._write(whole, _read(self._fs, self._dir, parts))
+            rows = sum(self._rows_of[part] for part in parts)
             self._levels[level] = []
+            if rows > MAX_MERGED_ROWS:
+                for part in parts:  # large enough to stay
+                    del self._rows_of[part]
+                continue
             if level + 1 == len(self._levels):
                 self._levels.append([])
+            whole = (parts[0][0], parts[-1][1])
+            try:
+                self._copy_into(whole, parts)
+            except Exception:
+                self._levels[level] = parts
+                raise
             self._levels[level + 1].append(whole)
+            self._rows_of[whole] = rows
             for part in parts:
+                del self._rows_of[part]
                 # One that stays is no harm: a reader takes the larger part instead.
                 with contextlib.suppress(Exception):
                     self._fs.delete_file(_path(self._dir, part))
 
-    def table(self) -> pa.Table:
-        """Everything taken so far, what is on storage and what is pending."""
+    def _copy_into(self, whole: _Part, parts: Sequence[_Part]) -> None:
+        """Write one part of many, a bounded number of rows at a time."""
+        paths = [_path(self._dir, part) for part in parts]
+        schema = concat(
+            [pq.read_schema(path, filesystem=self._fs).empty_table() for path in paths]
+        ).schema
+        with self._writing(whole, schema) as writer:
+            some: list[pa.Table] = []
+            for path in paths:
+                with pq.ParquetFile(path, filesystem=self._fs) as file:
+                    for group in range(file.num_row_groups):
+                        some.append(file.read_row_group(group))
+                        if sum(table.num_rows for table in some) >= MERGE_ROWS:
+                            writer.write_table(_as(schema, some))
+                            some = []
+            if some:
+                writer.write_table(_as(schema, some))
+
+    def unwritten(self) -> tuple[pa.Table, int]:
+        """What is not on storage after a last try, and the number of the next part.
+
+        The whole history is that and the parts with smaller numbers.
+        """
+        self.flush()
         with self._io_lock:
             with self._lock:
                 pending = list(self._pending)
-            return concat([read_history(self._fs, self._dir), *pending])
+            waiting = [_read_spooled(file) for file in self._spool]
+            return concat([*waiting, to_table(pending)]), self._next_part
+
+    def table(self) -> pa.Table:
+        """Everything taken so far, what is on storage and what is pending."""
+        pending, upto = self.unwritten()
+        return concat([read_history(self._fs, self._dir, upto), pending])
+
+
+def _as(schema: pa.Schema, tables: Sequence[pa.Table]) -> pa.Table:
+    return concat([schema.empty_table(), *tables]).select(schema.names).combine_chunks()
+
+
+def _read_spooled(file: IO[bytes]) -> pa.Table:
+    file.seek(0)
+    return pq.read_table(file)
 
 
 def _path(directory: str, part: _Part) -> str:
@@ -211,13 +325,22 @@ def _parts(filesystem: pafs.FileSystem, directory: str) -> list[_Part]:
     return parts
 
 
-def _read(filesystem: pafs.FileSystem, directory: str, parts: Sequence[_Part]) -> pa.Table:
+def _read(filesystem: pafs.FileSystem, directory: str, upto: float) -> pa.Table:
+    parts = [part for part in _parts(filesystem, directory) if part[0] < upto]
     return concat([pq.read_table(_path(directory, p), filesystem=filesystem) for p in parts])
 
 
-def read_history(filesystem: pafs.FileSystem, directory: str) -> pa.Table:
-    """Read the parts under ``directory``; an empty table when there are none."""
+def read_history(filesystem: pafs.FileSystem, directory: str, upto: float = math.inf) -> pa.Table:
+    """Read the parts under ``directory``; an empty table when there are none.
+
+    Parameters
+    ----------
+    filesystem : pyarrow.fs.FileSystem
+    directory : str
+    upto : float
+        Parts with this number and larger ones are left out.
+    """
     for _ in range(3):
         with contextlib.suppress(FileNotFoundError):  # merged while this read them
-            return _read(filesystem, directory, _parts(filesystem, directory))
-    return _read(filesystem, directory, _parts(filesystem, directory))
+            return _read(filesystem, directory, upto)
+    return _read(filesystem, directory, upto)

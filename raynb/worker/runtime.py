@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import os
 import sys
@@ -14,8 +15,14 @@ from typing import Any
 
 from raynb.telemetry.channel import ActorTransport, Channel, Transport
 from raynb.telemetry.events import to_value
-from raynb.telemetry.shards import ShardMeter, meter_iterator, meter_loader
+from raynb.telemetry.loglines import log_name
+from raynb.telemetry.samplers import Samplers
+from raynb.telemetry.shards_ray import meter_iterator
+from raynb.telemetry.shards_torch import meter_loader
+from raynb.telemetry.timing import StepMeter
+from raynb.telemetry.torch_hooks import PeerWait, watch_steps
 from raynb.worker.program import CellProgram, describe_exception
+from raynb.worker.stack import where
 from raynb.worker.stdio import LogPump
 
 #: Seconds between device samples.
@@ -48,7 +55,7 @@ def log(metrics: Mapping[str, Any], step: float | None = None) -> None:
     if not isinstance(metrics, Mapping):
         raise TypeError(f"raynb.log takes a dict of metrics, not {type(metrics).__name__}")
     if _current is not None:
-        _current.channel.log(metrics, step)
+        _current.log(metrics, step)
     elif not _told_no_run:
         _told_no_run = True
         print("raynb.log: not inside a raynb run, so nothing is recorded", file=sys.stderr)
@@ -114,28 +121,36 @@ class Runtime:
         # Without a cell, tracebacks have no cell lines to name.
         self.program = program or CellProgram("", "", "", "function", "train_func")
         self._stop = threading.Event()
-        self._meters: list[ShardMeter] = []
+        self._meter = StepMeter()
+        self._thread = threading.get_ident()
+        self._ended = False
         self._undo = contextlib.ExitStack()
+        #: What can't be watched before the user's code imports it.
+        self._later: list[Callable[[], Callable[[], None] | None]] = []
 
     def __enter__(self) -> Runtime:
         global _current
         import ray.train
 
-        from raynb._ray.worker import hooks
+        from raynb._ray.worker import hooks, watch_prepare
 
         context = ray.train.get_context()
         self.rank: int = context.get_world_rank()
         # Asked before the thread starts: threads see no Ray Train context of their own.
-        gpu = None if self.link.local else _assigned_gpu()
+        gpu, shared = (None, False) if self.link.local else _assigned_gpu()
         attempt, transport = self._connect(context)
-        self.channel = Channel(transport, self.rank, attempt)
+        self.channel = Channel(transport, self.rank, attempt, context.get_world_size())
         self._pump = self._take_stdio(attempt)
-        self._undo.enter_context(
-            hooks(on_report=self._report, on_loader=self._loader, on_shard=self._shard)
-        )
+        self._undo.enter_context(hooks(on_report=self._report, on_shard=self._shard))
+        self._later = [
+            functools.partial(watch_prepare, on_loader=self._loader, on_model=self._model),
+            functools.partial(watch_steps, self._meter),
+        ]
+        self._watch_torch()
+        self.channel.epoch = self._meter.epoch
         self.channel.collectors.append(self._collect)
         threading.Thread(
-            target=self._sample, args=(gpu,), name="raynb-sampler", daemon=True
+            target=self._sample, args=(gpu, shared), name="raynb-sampler", daemon=True
         ).start()
         if not self.link.local and os.path.isdir(self.link.cwd):
             os.chdir(self.link.cwd)
@@ -152,9 +167,14 @@ class Runtime:
         )
         return fn(config) if takes else fn()
 
+    def log(self, metrics: Mapping[Any, Any], step: float | None) -> None:
+        self.channel.log(metrics, step)
+        self._seen()
+
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         global _current
         _current = None
+        self._ended = True
         self._stop.set()
         if error is None:
             self.channel.put("status", "finished")
@@ -204,7 +224,7 @@ class Runtime:
             import tempfile
 
             directory = tempfile.mkdtemp(prefix="raynb-logs-")
-        pump = LogPump(os.path.join(directory, f"rank-{self.rank:05d}.log"), attempt)
+        pump = LogPump(os.path.join(directory, log_name(self.rank)), attempt)
         pump.install()
         return pump
 
@@ -234,45 +254,65 @@ class Runtime:
             metrics = _plain(metrics)
         if self.link.local:
             self.link.supervisor.local_report(metrics, checkpoint)
+        self._seen()
+        self._meter.report_begins()
         self.channel.put("status", "waiting")
         try:
             yield metrics
         finally:
+            self._meter.report_ends()
             self.channel.put("status", "running")
 
     def _loader(self, loader: Any) -> None:
-        self._meters.append(meter_loader(loader))
+        with contextlib.suppress(Exception):  # a loader that can't be counted still loads
+            self._meter.shards.add(meter_loader(loader))
 
     def _shard(self, shard: Any, name: str) -> None:
-        self._meters.append(meter_iterator(shard, name))
+        from raynb._ray.worker import ShareOf
+
+        with contextlib.suppress(Exception):
+            self._meter.shards.add(meter_iterator(shard, name, ShareOf(shard)))
+
+    def _model(self, model: Any) -> None:
+        from torch.nn.parallel import DistributedDataParallel
+
+        with contextlib.suppress(Exception):
+            if isinstance(model, DistributedDataParallel):
+                self._undo.callback(PeerWait(model, self._meter).remove)
+
+    def _seen(self) -> None:
+        """The train function logged or reported."""
+        self._meter.record()
+        if self._later and threading.get_ident() == self._thread:
+            self._watch_torch()
+
+    def _watch_torch(self) -> None:
+        """Watch what the user's code has imported by now; its own thread must do it."""
+        for watch in list(self._later):
+            with contextlib.suppress(Exception):  # another torch or Ray: then it is not watched
+                undo = watch()
+                if undo is None:
+                    continue
+                self._undo.callback(undo)
+            self._later.remove(watch)
 
     def _collect(self) -> None:
         if self._pump is not None:
             self._pump.pump(self.channel)
             self.channel.count_dropped("logs", self._pump.take_dropped())
-        # The first loader or dataset is the one that is trained on.
-        news = self._meters[0].news() if self._meters else None
-        if news is not None:
-            self.channel.put("shard", news)
+        shards, timing = self._meter.news(final=self._ended)
+        if shards is not None:
+            self.channel.put("shards", shards)
+        if timing is not None:
+            self.channel.put("timing", timing)
 
-    def _sample(self, gpu: str | None) -> None:
-        from importlib.metadata import entry_points
-
-        samplers = []
-        for entry in entry_points(group="raynb.samplers"):
-            with contextlib.suppress(Exception):  # one broken sampler must not silence the others
-                samplers.append(entry.load()(gpu, self.link.num_cpus))
+    def _sample(self, gpu: str | None, shared: bool) -> None:
+        samplers = Samplers(gpu, self.link.num_cpus, shared)
         while True:
-            rows = []
-            for sampler in samplers:
-                with contextlib.suppress(Exception):
-                    row = sampler.sample()
-                    if row is not None:
-                        rows.append(row)
-            if rows:
-                # A worker with a GPU is shown by its GPU.
-                rows.sort(key=lambda row: row["device_kind"] == "GPU")
-                self.channel.put("sample", rows[-1])
+            self._meter.stand(lambda: where(self._thread, self.program))
+            row = samplers.sample()
+            if row:
+                self.channel.put("sample", row)
             if self._stop.wait(SAMPLE_S):
                 return
 
@@ -299,17 +339,23 @@ def _plain(metrics: Mapping[Any, Any]) -> dict[Any, Any]:
     }
 
 
-def _assigned_gpu() -> str | None:
-    """This rank's entry of ``CUDA_VISIBLE_DEVICES``, or None for a worker without a GPU."""
+def _assigned_gpu() -> tuple[str | None, bool]:
+    """This rank's entry of ``CUDA_VISIBLE_DEVICES`` and whether it has but a part of that GPU.
+
+    None and False for a worker without a GPU.
+    """
     import ray
     import ray.train.torch
 
-    ids = ray.get_runtime_context().get_accelerator_ids().get("GPU") or []
+    context = ray.get_runtime_context()
+    ids = context.get_accelerator_ids().get("GPU") or []
     if not ids:
-        return None
+        return None, False
+    amount = (context.get_assigned_resources() or {}).get("GPU", 1)
     visible = [v for v in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if v]
     try:
         index = ray.train.torch.get_device().index or 0
-        return visible[index] if index < len(visible) else str(ids[0])
+        gpu = visible[index] if index < len(visible) else str(ids[0])
     except Exception:
-        return str(ids[0])
+        gpu = str(ids[0])
+    return gpu, 0 < amount < 1

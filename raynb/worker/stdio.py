@@ -3,73 +3,143 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import io
-import itertools
 import os
 import sys
 import threading
-from collections import OrderedDict, deque
-from typing import IO, Any, TextIO
+import time
+import weakref
+from typing import Any, NamedTuple, TextIO
 
 from raynb.telemetry.channel import Channel
-from raynb.telemetry.digest import MAX_LINE
-from raynb.telemetry.events import clean_text
+from raynb.worker.lines import Lines
 
-#: Characters kept between two looks of the channel's thread; past it, a write settles them itself.
+#: Bytes kept between two looks of the channel's thread; past it, a write settles them itself.
 MAX_BACKLOG = 2_000_000
-#: What a write costs on top of its characters.
+#: What a write costs on top of its bytes.
 WRITE_COST = 100
-#: Lines handed to the channel at a time; of a flood, the rest is counted and is in the file.
-MAX_LINES = 500
-#: An unfinished line that is this many lines back, and so out of sight, goes on as a new one.
-MAX_LINES_BACK = 200
+#: Seconds between two looks that may go into writing line by line. Past it, lines are written in
+#: blocks until the next look: a flood costs little, and else a crash loses nothing.
+LINE_BY_LINE_S = 0.0025
+#: Size of a write that would not cost less in a block, and pieces of text in a block.
+BLOCK, MAX_HELD = 8_000, 1_000
+#: Bytes read at a time of what others than Python wrote.
+READ = 1_000_000
+
+STREAMS = {"out": 1, "err": 2}
 
 
-class _Tee(io.TextIOBase):
-    """Stands in for ``sys.stdout`` or ``sys.stderr``; a write costs an append."""
+class _Text(io.TextIOBase):
+    """Stands in for ``sys.stdout`` or ``sys.stderr``; a write costs an append.
+
+    Not a ``TextIOWrapper``: before Python 3.12.5 it garbles text when a signal handler or another
+    thread writes while it hands on what it holds (python/cpython#119506).
+    """
 
     encoding = "utf-8"
     errors = "backslashreplace"
+    mode = "w"
 
-    def __init__(self, pump: LogPump, stream: str, original: TextIO) -> None:
-        self._pump = pump
-        self._stream = stream
-        self._original = original
+    def __init__(self, pump: LogPump, stream: str) -> None:
+        self.name = f"<std{stream}>"
+        self.buffer: Any = _Binary(pump, stream)
+        #: Write each line at once, not in blocks.
+        self.line_buffering = True
+        self._held: list[str] = []
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """In the child: forget what the parent will write."""
+        self._held.clear()
+        self._lock = threading.RLock()
+        self._flushing = False
 
     def write(self, text: str) -> int:
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
-        if self._pump.closed:
-            # A logging handler may hold on to this after the run.
-            return self._original.write(text)
-        self._pump.take(self._stream, text)
+        held = self._held
+        held.append(text)
+        if self.line_buffering:
+            if "\n" in text or "\r" in text:
+                self.flush()
+        elif len(held) > MAX_HELD or len(text) > BLOCK:
+            self.flush()
         return len(text)
 
     def flush(self) -> None:
-        """Nothing to wait for: the channel's thread writes the file out."""
-        self._pump.flush_fork()
+        """Hand on what is held; what others write meanwhile stays behind it."""
+        with self._lock:
+            if self._flushing:  # a signal handler prints: what it wrote is handed on below
+                return
+            self._flushing = True
+            try:
+                while n := len(self._held):
+                    text = "".join(self._held[:n])
+                    del self._held[:n]
+                    self.buffer.write(text.encode(self.encoding, self.errors))
+            finally:
+                self._flushing = False
 
     def reconfigure(self, **_: Any) -> None:
-        """Accepted and without effect."""
+        """Accepted and without effect: the file is UTF-8, and is written soon enough."""
 
-    @property
-    def buffer(self) -> IO[bytes]:
-        return self._original.buffer
+    def detach(self) -> Any:
+        """The bytes below; this stream goes on."""
+        self.flush()
+        return self.buffer
+
+    def close(self) -> None:
+        """Never: it is the process's."""
+        self.flush()
 
     def writable(self) -> bool:
         return True
 
     def fileno(self) -> int:
-        return self._original.fileno()
+        fileno: int = self.buffer.fileno()
+        return fileno
 
-    def isatty(self) -> bool:
-        return False
+
+class _Binary(io.BufferedIOBase):
+    """The ``buffer`` of a stream: hands bytes to the pump."""
+
+    def __init__(self, pump: LogPump, stream: str) -> None:
+        self._pump = pump
+        self._stream = stream
+        self.name = f"<std{stream}>"
+        self.mode = "wb"
+
+    def write(self, data: Any) -> int:
+        data = bytes(data)
+        self._pump.write(self._stream, data)
+        return len(data)
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return STREAMS[self._stream]
+
+    def close(self) -> None:
+        """Never: user code that wraps it closes it when the wrapper goes."""
+
+
+class _Written(NamedTuple):
+    """Bytes that Python wrote, and where in the file they are: none of them when that failed."""
+
+    stream: str
+    data: bytes
+    start: int
+    end: int
 
 
 class LogPump:
     """Takes both streams of a worker, keeps them whole in a file and sends the newest lines.
 
-    A carriage return starts its line over, so a progress bar is one line that changes.
+    What Python writes goes to the file at once, or in a flood in blocks. The process's file
+    descriptors 1 and 2 lead to the same file, for C code, child processes and the last words of a
+    process that crashes; what they wrote is read back from there.
 
     Parameters
     ----------
@@ -81,161 +151,247 @@ class LogPump:
     Attributes
     ----------
     closed : bool
-    lines_dropped : int
-        Lines that were not kept for the channel since :meth:`take_dropped`; the file has them.
     """
 
     def __init__(self, path: str, attempt: int = 0) -> None:
         self.path = path
-        self._pid = os.getpid()
-        self._taken: deque[tuple[str, str]] = deque()
-        self._backlog = 0  # about: threads may miscount, until the next look
-        self._settling = threading.RLock()
-        self._open_line = {"out": (-1, ""), "err": (-1, "")}
-        self._seq = attempt << 32
-        self._lines: OrderedDict[int, tuple[str, str]] = OrderedDict()
-        self._fork_lines: dict[str, str] = {}
-        self._write_error = ""
-        self.lines_dropped = 0
         self.closed = False
-        self._originals: tuple[TextIO, TextIO] | None = None
-        self._fd = self._open(path)
+        self._lines = Lines(attempt)
+        self._taken: list[_Written] = []
+        self._backlog = 0
+        self._by_line_s = 0.0
+        self._write_error = ""
+        self._problems: list[str] = []
+        self._make_locks()
+        self._forked = False
+        self._texts: dict[str, _Text] = {}
+        self._undo = contextlib.ExitStack()
+        # Each its own position in the file, which tells who wrote last, and where.
+        self._fd, self._c_out, self._c_err = (self._open(path) for _ in range(3))
+        self._seen = self._size()
+        self._c_ends = [0, 0]
+        _pumps.add(self)
+
+    def _make_locks(self) -> None:
+        self._writing = threading.RLock()
+        self._settling = threading.RLock()
 
     def _open(self, path: str) -> int:
-        # No buffer of its own: a forked process would inherit what is in it, and write it again.
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         except OSError as error:
             self._tell(error)
-            return os.open(os.devnull, os.O_WRONLY)
+            return os.open(os.devnull, os.O_RDWR)
 
     def _tell(self, error: OSError) -> None:
         """Let the panel say what the file lacks: a full disk must not end the training."""
-        self._keep(self._next(), "err", f"raynb: the log file can't be written: {error}")
+        if str(error) != self._write_error:
+            self._write_error = str(error)
+            self._problems.append(f"raynb: the log file can't be written: {error}")
 
     def install(self) -> None:
-        """Take ``sys.stdout`` and ``sys.stderr``."""
-        self._originals = sys.stdout, sys.stderr
-        sys.stdout = _Tee(self, "out", sys.stdout)
-        sys.stderr = _Tee(self, "err", sys.stderr)
+        """Take ``sys.stdout``, ``sys.stderr`` and, when there is a file, descriptors 1 and 2."""
+        streams: dict[str, TextIO] = {"out": sys.stdout, "err": sys.stderr}
+        self._undo.callback(self._restore, streams)
+        for stream in streams.values():
+            with contextlib.suppress(Exception):
+                stream.flush()
+        _flush_c()
+        if not self._write_error:
+            for fd, file in ((1, self._c_out), (2, self._c_err)):
+                self._take_fd(fd, file)
+        self._texts = {stream: _Text(self, stream) for stream in streams}
+        sys.stdout, sys.stderr = self._texts.values()
+
+    def _take_fd(self, fd: int, file: int) -> None:
+        try:
+            before = os.dup(fd)
+        except OSError:
+            return  # there is none
+        os.dup2(file, fd)
+        self._undo.callback(os.close, before)
+        self._undo.callback(os.dup2, before, fd)
+
+    def _restore(self, streams: dict[str, TextIO]) -> None:
+        sys.stdout, sys.stderr = streams.values()
 
     def uninstall(self) -> None:
-        if self._originals:
-            sys.stdout, sys.stderr = self._originals
-            self._originals = None
+        """Give back what :meth:`install` took."""
+        self._flush()
+        _flush_c()
+        self._undo.close()
 
-    def take(self, stream: str, text: str) -> None:
-        """Take what was written; costs an append, and no I/O unless too much waits already."""
-        if os.getpid() != self._pid:
-            self._take_in_fork(stream, text)
-            return
-        self._taken.append((stream, text))
-        self._backlog += len(text) + WRITE_COST
+    def write(self, stream: str, data: bytes) -> None:
+        """Take what Python writes: it goes to the file, and waits for the channel's thread."""
+        with self._writing:
+            if self.closed:
+                # A logging handler may hold on to the stream after the run.
+                _write(STREAMS[stream], data)
+                return
+            start, end = self._append(stream, data)
+            if self._forked:
+                return
+            self._taken.append(_Written(stream, data, start, end))
+            self._backlog += len(data) + WRITE_COST
+        if self._by_line_s > LINE_BY_LINE_S and stream in self._texts:
+            self._texts[stream].line_buffering = False
         if self._backlog > MAX_BACKLOG:
             self._settle()
 
     def pump(self, channel: Channel) -> None:
-        """Write the file out and hand the newest lines on; runs on the channel's thread."""
+        """Hand the newest lines on; runs on the channel's thread."""
+        self._flush()
+        _flush_c()
+        self._by_line_s = 0.0
         with self._settling:
             self._settle()
-            lines, self._lines = self._lines, OrderedDict()
+            lines = self._lines.take()
         for seq, (stream, text) in lines.items():
             channel.put_log(seq, stream, text)
 
     def take_dropped(self) -> int:
-        """Lines dropped since the last call."""
+        """Lines since the last call that were not kept for the channel; the file has them."""
         with self._settling:
-            dropped, self.lines_dropped = self.lines_dropped, 0
+            dropped, self._lines.dropped = self._lines.dropped, 0
         return dropped
 
     def close(self) -> None:
-        with self._settling:
+        """Close the file; what is written later goes where the process's output goes."""
+        with self._settling, self._writing:
             if not self.closed:
                 self._settle()
                 self.closed = True
-                os.close(self._fd)
+                for fd in (self._fd, self._c_out, self._c_err):
+                    os.close(fd)
 
-    # -- to the file and into lines --------------------------------------------------------------
+    # -- to the file -----------------------------------------------------------------------------
+
+    def _flush(self) -> None:
+        for text in self._texts.values():
+            text.flush()
+            text.line_buffering = True
+
+    def _append(self, stream: str, data: bytes) -> tuple[int, int]:
+        """Write to the end of the file; gives where the bytes lie."""
+        fd = self._fd
+        if self._forked:
+            # The position that goes with it is the parent's; this way the parent sees it as C's.
+            fd = self._c_out if stream == "out" else self._c_err
+        began = time.perf_counter()
+        rest, error = _write(fd, data)
+        if len(data) < BLOCK:
+            self._by_line_s += time.perf_counter() - began
+        if error is None:
+            self._write_error = ""
+        else:
+            self._tell(error)
+        end = _position(fd)
+        return end - len(data) + len(rest), end
+
+    def _size(self) -> int:
+        try:
+            return os.fstat(self._fd).st_size
+        except OSError:
+            return self._seen
+
+    # -- into lines ------------------------------------------------------------------------------
 
     def _settle(self) -> None:
         with self._settling:
-            self._backlog = 0
-            # popleft and not a swap: a write on another thread must not go to the old list.
-            taken = [self._taken.popleft() for _ in range(len(self._taken))]
-            self._write("".join(text for _, text in taken))
-            for stream, texts in itertools.groupby(taken, key=lambda one: one[0]):
-                self._cut(stream, "".join(text for _, text in texts))
+            with self._writing:
+                size = self._size()
+                taken, self._taken = self._taken, []
+                self._backlog = 0
+            while self._problems:
+                self._lines.add("err", self._problems.pop(0))
+            foreign = self._who_wrote()
+            stream = "out"
+            parts: list[bytes] = []
+            for one in taken:
+                if one.start > self._seen or one.stream != stream:
+                    self._lines.cut(stream, b"".join(parts))
+                    self._read(one.start, foreign)
+                    stream, parts = one.stream, []
+                parts.append(one.data)
+                self._seen = max(self._seen, one.end)
+            self._lines.cut(stream, b"".join(parts))
+            self._read(size, foreign)
 
-    def _write(self, text: str) -> None:
-        data = text.encode("utf-8", "backslashreplace")
-        try:
-            while data:
-                data = data[os.write(self._fd, data) :]
-            self._write_error = ""
-        except OSError as error:
-            if str(error) != self._write_error:
-                self._write_error = str(error)
-                self._tell(error)
+    def _who_wrote(self) -> tuple[int, str, str]:
+        """Whose are the bytes that are not Python's: a place in the file, whose before, after.
 
-    def _cut(self, stream: str, text: str) -> None:
-        seq, head = self._open_line[stream]
-        if 0 <= seq < self._seq - MAX_LINES_BACK:
-            seq = -1
-        *whole, tail = (head + text).split("\n")
-        # An open line was counted when it was shown first, so it is never among the skipped.
-        for at, line in enumerate(whole):
-            if at < len(whole) - MAX_LINES and seq < 0:
-                self.lines_dropped += 1
-                continue
-            self._keep(seq if seq >= 0 else self._next(), stream, _shown(line))
-            seq = -1
-        if tail and seq < 0:
-            seq = self._next()
-        if tail:
-            shown = _shown(tail)
-            if shown:
-                self._keep(seq, stream, shown)
-            # Only the last state of an unfinished line matters, which also bounds it.
-            tail = shown + "\r" if tail.endswith("\r") else shown
-        self._open_line[stream] = (seq, tail)
+        Exact when one of C's streams wrote since the last look, and after the last but one's end.
+        """
+        before, self._c_ends = self._c_ends, [_position(self._c_out), _position(self._c_err)]
+        out, err = self._c_ends
+        if err == before[1]:
+            return 0, "out", "out"
+        if out == before[0]:
+            return 0, "err", "err"
+        return (out, "out", "err") if out < err else (err, "err", "out")
 
-    def _keep(self, seq: int, stream: str, text: str) -> None:
-        if seq not in self._lines and len(self._lines) >= MAX_LINES:
-            self._lines.popitem(last=False)
-            self.lines_dropped += 1
-        self._lines[seq] = (stream, text)
-
-    def _next(self) -> int:
-        self._seq += 1
-        return self._seq
+    def _read(self, end: int, foreign: tuple[int, str, str]) -> None:
+        """Read what others wrote from where all is seen up to ``end``."""
+        turn, first, second = foreign
+        for upto, stream in ((min(turn, end), first), (end, second)):
+            while self._seen < upto:
+                try:
+                    data = os.pread(self._fd, min(READ, upto - self._seen), self._seen)
+                except OSError:
+                    data = b""
+                if not data:
+                    self._seen = upto
+                self._lines.cut(stream, data)
+                self._seen += len(data)
 
     # -- in a forked process ---------------------------------------------------------------------
 
-    def _take_in_fork(self, stream: str, text: str) -> None:
-        # A forked DataLoader worker has no channel thread, so it writes the file itself, line by
-        # line: each goes whole to the end of the file that it shares.
-        text = self._fork_lines.pop(stream, "") + text
-        whole = text.rfind("\n") + 1
-        if whole < len(text):
-            self._fork_lines[stream] = text[whole:]
-        self._write_in_fork(text[:whole])
+    def after_fork(self) -> None:
+        """Forget what is the parent's to write; from now on write each line at once.
 
-    def flush_fork(self) -> None:
-        """Write the unfinished lines of a forked process; elsewhere there are none."""
-        if self._fork_lines and os.getpid() != self._pid:
-            lines, self._fork_lines = self._fork_lines, {}
-            self._write_in_fork("".join(lines.values()))
-
-    def _write_in_fork(self, text: str) -> None:
-        with contextlib.suppress(OSError):
-            os.write(self._fd, text.encode("utf-8", "backslashreplace"))
+        A forked DataLoader worker has no channel thread: what it writes is read by its parent.
+        """
+        self._forked = True
+        self._make_locks()
+        for text in self._texts.values():
+            text.after_fork()
+            text.line_buffering = True
 
 
-def _shown(line: str) -> str:
-    """What a terminal would show of a line with carriage returns: the last thing written.
+def _write(fd: int, data: bytes) -> tuple[bytes, OSError | None]:
+    """Write all; gives what could not be written, and why."""
+    try:
+        while data:
+            data = data[os.write(fd, data) :]
+    except OSError as error:
+        return data, error
+    return b"", None
 
-    Cut just past what the digest shows, so that it can tell that there is more.
-    """
-    parts = [part for part in line.split("\r") if part]
-    return clean_text(parts[-1][: MAX_LINE + 1]) if parts else ""
+
+def _position(fd: int) -> int:
+    """Where the newest write through ``fd`` ended; 0 before the first."""
+    try:
+        return os.lseek(fd, 0, os.SEEK_CUR)
+    except OSError:
+        return 0
+
+
+def _flush_c() -> None:
+    """Write out what C's stdout holds back: to a file it is buffered, and by the hundred lines."""
+    with contextlib.suppress(Exception):  # a platform that has it under another name
+        libc = ctypes.CDLL(None)
+        libc.fflush(ctypes.c_void_p.in_dll(libc, "stdout"))
+
+
+_pumps: weakref.WeakSet[LogPump] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for pump in list(_pumps):
+        with contextlib.suppress(Exception):
+            pump.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -96,7 +96,7 @@ def test_the_same_text_under_torch_trainer_and_the_magic(
     assert last["loss"] == bare.metrics["loss"]
     assert abs(history["time"].max() - time.time()) < 300
 
-    shards = [w["shard"] for w in result.record["workers"]]
+    shards = [w["shards"][0] for w in result.record["workers"]]
     assert [s["rows_total"] for s in shards] == [750, 750]
     assert [s["rows_seen"] for s in shards] == [750, 750]
     assert [s["batches_seen"] for s in shards] == [15, 15]
@@ -369,8 +369,8 @@ def test_fit_watches_a_users_trainer(tmp_path: Path) -> None:
     )
     result = raynb.fit(trainer, show=False)
     assert result.history["seen"].sum() == 128
-    assert sum(w["shard"]["rows_seen"] for w in result.record["workers"]) == 128
-    assert {w["shard"]["name"] for w in result.record["workers"]} == {"train"}
+    assert sum(w["shards"][0]["rows_seen"] for w in result.record["workers"]) == 128
+    assert {w["shards"][0]["name"] for w in result.record["workers"]} == {"train"}
     assert trainer.run_config.callbacks == [] and trainer.train_loop_per_worker is loop
     with pytest.raises(OptionError, match="takes a Ray Train trainer"):
         raynb.fit(loop)

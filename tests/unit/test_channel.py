@@ -15,8 +15,9 @@ import pytest
 import torch
 
 import raynb.telemetry.channel as channel_module
-from raynb.telemetry.channel import ActorTransport, Channel
+from raynb.telemetry.channel import ActorTransport, Channel, interval_s
 from raynb.telemetry.events import Batch
+from raynb.telemetry.loglines import MAX_LOG_LINES
 
 
 class FakeTransport:
@@ -277,7 +278,8 @@ def test_logs_are_bounded_and_counted(channel: Channel, transport: FakeTransport
     transport.block.set()
     assert channel.close(5)
     lines = [line for batch in transport.batches for line in batch.logs]
-    assert [seq for seq, _, _ in lines] == list(range(500, 2500))
+    # What the panel would push out at once is not sent; what the channel could not hold is counted.
+    assert [seq for seq, _, _ in lines] == list(range(2500 - MAX_LOG_LINES, 2500))
     assert transport.batches[-1].dropped == {"logs": 507}
 
 
@@ -285,13 +287,13 @@ def test_replacing_a_line_drops_none(channel: Channel, transport: FakeTransport)
     transport.block.clear()
     channel.put("status", "running")
     time.sleep(0.3)
-    for seq in range(channel_module.MAX_LOG_LINES):
+    for seq in range(MAX_LOG_LINES):
         channel.put_log(seq, "out", "first")
     channel.put_log(7, "out", "second")
     transport.block.set()
     assert channel.close(5)
     lines = [line for batch in transport.batches for line in batch.logs]
-    assert len(lines) == channel_module.MAX_LOG_LINES and lines[7] == (7, "out", "second")
+    assert len(lines) == MAX_LOG_LINES and lines[7] == (7, "out", "second")
     assert transport.batches[-1].dropped == {}
 
 
@@ -322,6 +324,67 @@ def test_a_newer_sample_replaces_and_is_counted(channel: Channel, transport: Fak
     assert [b.sample for b in transport.batches if b.sample] == [{"util": 3}]
     assert [b.failure for b in transport.batches if b.failure] == [{"type": "ValueError"}]
     assert transport.batches[-1].dropped == {"samples": 2}
+
+
+def test_a_sample_replaced_between_two_messages_is_no_loss(transport: FakeTransport) -> None:
+    slow = Channel(transport, rank=0, attempt=0, world_size=1200)
+    for util in (1, 2, 3):
+        slow.put("sample", {"util": util})
+    assert slow.close(5)
+    assert [b.sample for b in transport.batches] == [{"util": 3}]
+    assert transport.batches[-1].dropped == {}
+
+
+def test_timings_add_up_until_they_are_sent(channel: Channel, transport: FakeTransport) -> None:
+    transport.block.clear()
+    channel.put("sample", {})
+    time.sleep(0.3)
+    channel.put("timing", {"waiting_since": 5.0, "reports": 1})
+    channel.put("timing", {"waiting_since": None, "step_s": 0.5})
+    transport.block.set()
+    assert channel.close(5)
+    [timing] = [b.timing for b in transport.batches if b.timing]
+    assert timing == {"waiting_since": None, "reports": 1, "step_s": 0.5}
+
+
+def test_each_record_carries_its_epoch(channel: Channel, transport: FakeTransport) -> None:
+    channel.log({"a": 1})
+    epochs = iter([0.25, 0.5])
+    channel.epoch = lambda: next(epochs)  # the third one raises
+    for _ in range(3):
+        channel.log({"a": 1})
+    assert channel.close(5)
+    told = np.concatenate([b.records.epochs for b in transport.batches if b.records])
+    np.testing.assert_array_equal(told, [np.nan, 0.25, 0.5, np.nan])
+
+
+# -- many ranks ----------------------------------------------------------------------------------
+
+
+def test_many_ranks_speak_less_often() -> None:
+    assert interval_s(1) == interval_s(80) == 0.2
+    for ranks in (200, 500, 1000):
+        assert ranks / interval_s(ranks) == pytest.approx(400)
+    assert interval_s(100_000) == 3.0
+
+
+def test_ranks_of_a_large_group_take_turns(transport: FakeTransport) -> None:
+    sent = []
+    for rank in range(0, 400, 40):
+        one = FakeTransport()
+        channel = Channel(one, rank, 0, world_size=400)
+        channel.log({"a": 1})
+        sent.append((channel, one))
+    time.sleep(1.45)  # an interval is 1 s, and the ranks' first ones end over another
+    told = [bool(one.batches) for _, one in sent]
+    assert told[0] and not told[-1] and told == sorted(told, reverse=True)
+    # What ends a rank does not wait.
+    sent[-1][0].put("failure", {"type": "E"})
+    deadline = time.monotonic() + 0.4
+    while not sent[-1][1].batches and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert sent[-1][1].batches
+    assert all(channel.close(5) for channel, _ in sent)
 
 
 # -- trouble -------------------------------------------------------------------------------------
@@ -363,10 +426,10 @@ def test_a_collector_that_raises_does_not_stop_metrics(
     channel: Channel, transport: FakeTransport
 ) -> None:
     channel.collectors.append(lambda: 1 / 0)  # type: ignore[arg-type,return-value]
-    channel.collectors.append(lambda: channel.put("shard", {"name": "train"}))
+    channel.collectors.append(lambda: channel.put("shards", [{"name": "train"}]))
     channel.log({"a": 1})
     assert channel.close(5)
-    assert steps(transport) == [0] and transport.batches[0].shard == {"name": "train"}
+    assert steps(transport) == [0] and transport.batches[0].shards == [{"name": "train"}]
 
 
 def test_a_status_goes_out_at_once(channel: Channel, transport: FakeTransport) -> None:

@@ -14,9 +14,9 @@ import pytest
 
 from raynb.engine.collector import Collector, RunFacts
 from raynb.engine.spec import read_record
-from raynb.telemetry.digest import Mirror
 from raynb.telemetry.events import Batch, Record, RecordBatch
 from raynb.telemetry.history import to_frame
+from raynb.telemetry.mirror import Mirror
 
 
 def who(rank: int, world_size: int = 2) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def test_a_run_that_finishes(collector: Collector) -> None:
     collector.set_state("training")
     for rank in (0, 1):
         shard = {"name": "train", "rows_total": 10}
-        collector.ingest(Batch(rank, 0, 1, records=records(3.0, 1.0 + rank), shard=shard))
+        collector.ingest(Batch(rank, 0, 1, records=records(3.0, 1.0 + rank), shards=[shard]))
         collector.ingest(Batch(rank, 0, 2, logs=[(1, "out", f"hi {rank}")], status="finished"))
     collector.set_state("finished")
     collector.close()
@@ -179,6 +179,59 @@ def test_poll_waits_for_news(collector: Collector) -> None:
     assert time.monotonic() - start < 5
     # Another watcher begins at the beginning.
     assert "run" in collector.poll("other", 0).content
+
+
+def test_poll_waits_for_what_is_due(facts: RunFacts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raynb.telemetry.digest.MANY_RANKS", 1)
+    collector = Collector(facts)
+    collector.group_starting(2)
+    collector.poll("w", 0)
+    collector.ingest(Batch(0, 0, 1, sample={"util": 1.0}))
+    assert not collector.poll("w", 0.05)  # with many ranks, rows wait
+    start = time.monotonic()
+    assert collector.poll("w", 10).content["workers"] == [{"rank": 0, "util": 1.0}]
+    assert time.monotonic() - start < 1.0
+    collector.close()
+
+
+def test_each_watcher_has_its_own_pins(collector: Collector) -> None:
+    collector.group_starting(20)
+    for rank in range(20):
+        collector.ingest(Batch(rank, 0, 1, records=records(float(rank))))
+    one, other = Mirror(), Mirror()
+    one.apply(collector.poll("one", 0, [4]))
+    other.apply(collector.poll("other", 0, []))
+    assert set(one.series) == {("loss", 4, 0), ("loss", 19, 0)}
+    assert set(other.series) == {("loss", 19, 0)}
+    one.apply(collector.poll("one", 5, [5, "odd"]))
+    assert set(one.series) == {("loss", 5, 0), ("loss", 19, 0)}
+    assert one.bands["loss", 0][3].tolist() == other.bands["loss", 0][3].tolist() == [9.5]
+
+
+def test_watchers_are_bounded_and_told_everything_when_they_come_back(
+    collector: Collector,
+) -> None:
+    assert collector.poll("first", 0).whole
+    assert not collector.poll("first", 0).whole
+    for k in range(100):
+        collector.poll(str(k), 0)
+    assert len(collector._cursors) == 32
+    mirror = Mirror()
+    mirror.apply(collector.poll("99", 0))
+    again = collector.poll("first", 0)
+    assert again.whole and "run" in again.content
+
+
+def test_log_files_are_read_from_storage(collector: Collector, tmp_path: Path) -> None:
+    assert collector.log_file(3, 100) is None
+    logs = tmp_path / "run" / "raynb" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "rank-00003.log").write_bytes(b"0123456789")
+    assert collector.log_file(3, 100) == (b"0123456789", True)
+    assert collector.log_file(3, 10) == (b"0123456789", True)
+    assert collector.log_file(3, 4) == (b"6789", False)
+    (logs / "rank-00004.log").mkdir()
+    assert collector.log_file(4, 100) is None
 
 
 def test_history_is_written_while_the_run_goes_on(

@@ -13,23 +13,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import raynb.telemetry.curves as curves_module
 import raynb.telemetry.digest as digest_module
-from raynb.telemetry.digest import (
-    LAST,
-    MAX,
-    MAX_BUCKETS,
-    MAX_EVENTS,
-    MAX_LINE,
-    MAX_LOG_LINES,
-    MIN,
-    STEP,
-    TIME,
-    Cursor,
-    Digest,
-    Mirror,
-    Series,
-)
+import raynb.telemetry.loglines as loglines_module
+import raynb.telemetry.mirror as mirror_module
+from raynb.telemetry.bands import ROWS as BAND_ROWS
+from raynb.telemetry.digest import MANY_S, Cursor, Digest
 from raynb.telemetry.events import Batch, Record, RecordBatch
+from raynb.telemetry.loglines import MAX_LINE, MAX_LOG_LINES
+from raynb.telemetry.mirror import Mirror
+from raynb.telemetry.series import LAST, MAX_BUCKETS
+from raynb.telemetry.trend import MAX_POINTS, RECENT, Trend
+from raynb.telemetry.update import MAX_EVENTS, MAX_HINTS
 
 
 def records(values: list[float], metric: str = "loss", first: int = 0) -> RecordBatch:
@@ -38,17 +33,28 @@ def records(values: list[float], metric: str = "loss", first: int = 0) -> Record
     )
 
 
-def picture(digest: Digest) -> dict[str, Any]:
-    """Everything a digest holds, read off without its updates."""
+def picture(digest: Digest, cursor: Cursor) -> dict[str, Any]:
+    """Everything that a watcher of a digest should know, read off without its updates."""
+    bands = digest.run["detail"] == "bands"
+    series = {k: s.data.tolist() for k, s in digest.series.items()}
+    worst = cursor.curves.focus["worst"]
+    for (metric, attempt), band in digest.bands.items():
+        for rank in {*cursor.pinned, *([worst[metric]] if metric in worst else [])}:
+            data = band.of_rank(rank, -1, 0)[1].tolist()
+            if data[0]:
+                series[metric, rank, attempt] = data
     return {
         "run": digest.run,
         "workers": digest.workers,
-        "series": {k: s._data[:, : s.n].tolist() for k, s in digest.series.items()},
+        "series": series,
+        "bands": {k: band.since(-1, 0)[1].tolist() for k, band in digest.bands.items()},
+        "focus": {"pinned": list(cursor.pinned) if bands else [], "worst": worst},
         "logs": {
             rank: [(seq, stream, text) for seq, (stream, text, _) in lines.items()]
             for rank, lines in digest.logs.items()
         },
         "events": digest.events,
+        "hints": digest.hints,
     }
 
 
@@ -57,17 +63,20 @@ def seen(mirror: Mirror) -> dict[str, Any]:
         "run": mirror.run,
         "workers": mirror.workers,
         "series": {k: d.tolist() for k, d in mirror.series.items()},
+        "bands": {k: d.tolist() for k, d in mirror.bands.items()},
+        "focus": mirror.focus,
         "logs": {
             rank: [(seq, *line) for seq, line in lines.items()]
             for rank, lines in mirror.logs.items()
         },
         "events": mirror.events,
+        "hints": mirror.hints,
     }
 
 
-def same(mirror: Mirror, digest: Digest) -> bool:
+def same(mirror: Mirror, digest: Digest, cursor: Cursor) -> bool:
     # pformat sorts the keys, and in text a NaN is equal to itself.
-    return pformat(seen(mirror)) == pformat(picture(digest))
+    return pformat(seen(mirror)) == pformat(picture(digest, cursor))
 
 
 # -- updates -------------------------------------------------------------------------------------
@@ -75,16 +84,26 @@ def same(mirror: Mirror, digest: Digest) -> bool:
 values = st.one_of(st.floats(-100, 100), st.just(math.nan), st.just(math.inf))
 batches = st.builds(
     Batch,
-    rank=st.integers(0, 1),
-    attempt=st.integers(0, 1),
+    rank=st.integers(0, 3),
+    attempt=st.integers(0, 3),
     seq=st.just(0),
     records=st.one_of(
         st.none(),
         st.builds(
-            records, st.lists(values, min_size=1, max_size=9), st.sampled_from(["loss", "acc"])
+            records,
+            st.lists(values, min_size=1, max_size=9),
+            st.sampled_from(["loss", "acc", "other"]),
+            st.sampled_from([0, 3, 50, -7]),
         ),
     ),
-    sample=st.one_of(st.none(), st.just({"util": 3.0, "unknown key": 1})),
+    sample=st.one_of(
+        st.none(), st.builds(lambda u: {"util": u, "unknown key": 1}, st.sampled_from([1.0, 2.0]))
+    ),
+    shards=st.one_of(st.none(), st.just([{"name": "train", "rows_total": 3}])),
+    timing=st.one_of(
+        st.none(),
+        st.sampled_from([{"step_s": 0.5}, {"waiting_since": 3.0, "where": "x"}, {"where": None}]),
+    ),
     logs=st.lists(
         st.tuples(st.integers(1, 12), st.sampled_from(["out", "err"]), st.text(max_size=2)),
         max_size=5,
@@ -95,48 +114,70 @@ batches = st.builds(
 actions = st.lists(
     st.one_of(
         batches,
-        st.sampled_from(["poll 0", "poll 1", "event", "state"]),
+        st.sampled_from(["poll 0", "poll 1", "event", "state", "hint", "grow", "pin 0", "pin 1"]),
     ),
     max_size=40,
 )
 
 
-@settings(max_examples=60, deadline=None)
-@given(actions)
-def test_a_mirror_equals_its_digest_at_any_cut(what: list[Any]) -> None:
+@settings(max_examples=150, deadline=None)
+@given(actions, st.booleans())
+def test_a_mirror_equals_its_digest_at_any_cut(what: list[Any], many: bool) -> None:
     with (
-        patch.object(digest_module, "MAX_BUCKETS", 8),
-        patch.object(digest_module, "MAX_LOG_LINES", 4),
+        patch.object(curves_module, "MAX_BUCKETS", 8),
+        patch.object(curves_module, "MAX_BAND_BUCKETS", 8),
+        patch.object(curves_module, "MAX_POINTS", 40),
+        patch.object(curves_module, "MAX_CELLS", 100),
+        patch.object(curves_module, "MAX_ATTEMPTS", 2),
+        patch.object(curves_module, "MAX_METRICS", 2),
+        patch.object(mirror_module, "MAX_ATTEMPTS", 2),
+        patch.object(loglines_module, "MAX_LOG_LINES", 4),
+        patch.object(loglines_module, "MAX_ALL_LOG_LINES", 8),
+        patch.object(loglines_module, "MIN_LOG_LINES", 1),
+        patch.object(digest_module, "MAX_CURVE_RANKS", 3),
+        patch.object(digest_module, "MANY_RANKS", 2 if many else 64),
         patch.object(digest_module, "MAX_EVENTS", 3),
+        patch.object(mirror_module, "MAX_EVENTS", 3),
     ):
-        digest = Digest("run", best=("loss", "min"))
+        digest = Digest("run", best=("loss", "min"), world_size=2)
         watchers = [(Cursor(), Mirror()), (Cursor(), Mirror())]
+        now = 0.0
 
-        def poll(k: int) -> None:
+        def poll(k: int, *, whole: bool) -> None:
             cursor, mirror = watchers[k]
-            mirror.apply(digest.since(cursor))
-            assert same(mirror, digest)
+            mirror.apply(digest.since(cursor, now))
+            assert not whole or same(mirror, digest, cursor)
 
         for n, action in enumerate(what):
+            now += 0.2  # with many ranks, rows and curves come with every third look
             if isinstance(action, Batch):
                 digest.apply(action)
             elif action == "event":
                 digest.event(f"event {n}", at=float(n + 1))
             elif action == "state":
                 digest.set_run(state=f"s{n % 3}")
+            elif action == "hint":
+                digest.set_hints([{"id": "a", "until": n // 2}])
+            elif action == "grow":
+                digest.set_run(world_size=4 - n % 2)
+            elif action.startswith("pin"):
+                watchers[int(action[-1])][0].pin([n % 4, (n + 1) % 3])
             else:
-                poll(int(action[-1]))
-        poll(0)
-        poll(1)
-        late = Mirror()
-        late.apply(digest.since(Cursor()))
+                poll(int(action[-1]), whole=not many)
+        now += 10
+        poll(0, whole=True)
+        poll(1, whole=True)
+        fresh, late = Cursor(pinned=watchers[0][0].pinned), Mirror()
+        late.apply(digest.since(fresh, now))
         copied = Mirror()
         copied.apply(late.snapshot())
-        for mirror in (watchers[0][1], watchers[1][1], late, copied):
-            assert same(mirror, digest)
+        for mirror in (watchers[0][1], late, copied):
+            assert same(mirror, digest, fresh)
             assert len(mirror.events) <= 3
             assert all(len(lines) <= 4 for lines in mirror.logs.values())
-        assert not digest.since(watchers[0][0])  # nothing new is nothing
+            assert all(d.shape[1] <= 8 for d in (*mirror.series.values(), *mirror.bands.values()))
+        assert digest.due(watchers[0][0], now) is None
+        assert not digest.since(watchers[0][0], now)  # nothing new is nothing
 
 
 def test_updates_hold_only_what_changed() -> None:
@@ -168,55 +209,7 @@ def test_an_update_does_not_change_afterwards() -> None:
     assert repr(update) == before
 
 
-# -- series --------------------------------------------------------------------------------------
-
-
-def test_a_series_is_bounded_and_keeps_its_extremes() -> None:
-    rng = np.random.default_rng(0)
-    numbers = rng.normal(size=10_000)
-    numbers[777], numbers[7_777] = 1e6, -1e6
-    steps = np.arange(10_000.0)
-    series = Series()
-    at = 0
-    while at < len(numbers):  # in messages of all sizes
-        upto = at + int(rng.integers(1, 700))
-        series.append(steps[at:upto], steps[at:upto] + 50, numbers[at:upto])
-        at = upto
-        assert series.n <= MAX_BUCKETS
-    start, data = series.since(-1, 0)
-    assert start == 0 and data.shape == (5, series.n) and series.n > MAX_BUCKETS / 2
-    assert data[MAX].max() == 1e6 and data[MIN].min() == -1e6
-    assert series.generation == 4
-    width = 16
-    for bucket in range(series.n):
-        part = numbers[bucket * width : (bucket + 1) * width]
-        assert data[MIN, bucket] == part.min() and data[MAX, bucket] == part.max()
-        assert data[LAST, bucket] == part[-1]
-    assert data[STEP, -1] == 9_999 and data[TIME, -1] == 10_049
-    assert (np.diff(data[STEP]) > 0).all()
-
-
-@pytest.mark.parametrize("sizes", [[1] * 3000, [3000], [1, 999, 1, 999, 1000]])
-def test_a_series_does_not_depend_on_the_messages_sizes(sizes: list[int]) -> None:
-    numbers, series, at = np.sin(np.arange(3000.0)), Series(), 0
-    for size in sizes:
-        part = slice(at, at + size)
-        series.append(numbers[part], numbers[part], numbers[part])
-        at += size
-    whole = Series()
-    whole.append(numbers, numbers, numbers)
-    np.testing.assert_array_equal(series.since(0, 0)[1], whole.since(0, 0)[1])
-
-
-def test_nan_inside_a_bucket_keeps_the_numbers_range() -> None:
-    series = Series()
-    ramp = np.arange(float(MAX_BUCKETS))
-    series.append(ramp, ramp, ramp)
-    nan = np.array([math.nan, 5.0, math.nan, math.nan])
-    series.append(nan * 0 + 1, nan * 0 + 1, nan)
-    data = series.since(0, 0)[1]
-    assert data[MIN, -2] == data[MAX, -2] == 5.0 and data[LAST, -2] == 5.0
-    assert np.isnan(data[[MIN, MAX, LAST], -1]).all()
+# -- curves -------------------------------------------------------------------------------------
 
 
 def test_a_merge_makes_watchers_start_over() -> None:
@@ -227,7 +220,200 @@ def test_a_merge_makes_watchers_start_over() -> None:
     update = digest.since(cursor)
     assert update.content["series"][0]["start"] == 0
     mirror.apply(update)
-    assert mirror.series["loss", 0, 0].shape == (5, MAX_BUCKETS // 2 + 1)
+    assert mirror.series["loss", 0, 0].shape == (6, MAX_BUCKETS // 2 + 1)
+
+
+def test_past_sixteen_ranks_there_are_bands_and_the_series_in_focus() -> None:
+    digest, cursor, mirror = Digest("run", world_size=17), Cursor(pinned=(3, 99)), Mirror()
+    for rank in range(17):
+        digest.apply(Batch(rank, 0, 1, records=records([1.0, 2.0 + rank])))
+    assert digest.run["detail"] == "bands" and not digest.series
+    mirror.apply(digest.since(cursor, 0.0))
+    assert mirror.focus == {"pinned": [3, 99], "worst": {"loss": 16}}
+    assert sorted(mirror.series) == [("loss", 3, 0), ("loss", 16, 0)]
+    assert mirror.series["loss", 3, 0][LAST].tolist() == [1.0, 5.0]
+    assert mirror.bands["loss", 0].shape == (BAND_ROWS, 2)
+    assert mirror.spread("loss") == (2.0, 10.0, 18.0, 17)
+    cursor.pin([])
+    mirror.apply(digest.since(cursor, 1.0))
+    assert list(mirror.series) == [("loss", 16, 0)]  # out of focus is forgotten
+    cursor.pin([3])
+    mirror.apply(digest.since(cursor, 2.0))
+    assert mirror.series["loss", 3, 0].shape[1] == 2  # and comes back whole
+
+
+def test_pins_are_each_watchers_own() -> None:
+    digest, one, other = Digest("run", world_size=20), Cursor(), Cursor()
+    for rank in range(20):
+        digest.apply(Batch(rank, 0, 1, records=records([float(rank)])))
+    one.pin([1, 1, "x", -1, True, None, 2])
+    other.pin(range(50))
+    first, second = digest.since(one, 0.0), digest.since(other, 0.0)
+    assert first.content["focus"]["pinned"] == [1, 2]
+    assert second.content["focus"]["pinned"] == list(range(16))
+    assert {s["rank"] for s in first.content["series"]} == {1, 2, 19}
+    assert {s["rank"] for s in second.content["series"]} == {*range(16), 19}
+
+
+def test_the_worst_rank_stays_for_some_seconds() -> None:
+    digest, cursor = Digest("run", world_size=20), Cursor()
+
+    def worst(now: float, **value_of: float) -> Any:
+        for rank, value in value_of.items():
+            digest.apply(Batch(int(rank[1:]), 0, 1, records=records([value], first=int(now))))
+        digest.since(cursor, now)
+        return cursor.curves.focus["worst"]["loss"]
+
+    assert worst(10.0, r0=1.0, r1=5.0, r2=3.0) == 1
+    assert worst(11.0, r2=9.0) == 1
+    assert worst(13.5) == 2
+    assert worst(14.0, r0=math.nan) == 2
+    assert worst(17.0) == 0
+
+
+def test_curves_of_ranks_become_bands_when_the_group_grows() -> None:
+    digest, cursor, mirror = Digest("run", world_size=2), Cursor(), Mirror()
+    for rank in range(2):
+        digest.apply(Batch(rank, 0, 1, records=records([1.0, 2.0 + rank])))
+    mirror.apply(digest.since(cursor, 0.0))
+    assert len(mirror.series) == 2 and not mirror.bands
+    digest.set_run(world_size=20)
+    mirror.apply(digest.since(cursor, 1.0))
+    assert mirror.bands["loss", 0][3].tolist() == [1.0, 2.5]
+    assert list(mirror.series) == [("loss", 1, 0)]
+    digest.set_run(world_size=2)
+    assert digest.run["detail"] == "bands"
+
+
+def test_names_made_up_by_a_run_are_bounded_and_counted() -> None:
+    digest = Digest("run")
+    names = {f"m{k}": float(k) for k in range(curves_module.MAX_METRICS + 7)}
+    for _ in range(2):
+        digest.apply(Batch(0, 0, 1, records=RecordBatch.of([Record(1, 1.0, names)])))
+    assert len(digest.series) == curves_module.MAX_METRICS
+    assert digest.run["dropped"]["series"] == 7
+
+
+def test_many_series_share_a_bounded_memory() -> None:
+    digest = Digest("run", world_size=16)
+    names = [f"m{k}" for k in range(60)]
+    for start in range(0, 3000, 500):
+        for rank in range(16):
+            taken = [
+                Record(start + k, float(k), dict.fromkeys(names, float(k))) for k in range(500)
+            ]
+            digest.apply(Batch(rank, 0, 1, records=RecordBatch.of(taken)))
+    assert len(digest.series) == 960 and not digest.run["dropped"]["series"]
+    assert sum(s._data.shape[1] for s in digest.series.values()) <= curves_module.MAX_POINTS
+
+
+def test_attempts_long_past_are_forgotten() -> None:
+    digest, cursor, mirror = Digest("run"), Cursor(), Mirror()
+    for attempt in range(30):
+        digest.apply(Batch(0, attempt, 1, records=records([1.0])))
+        mirror.apply(digest.since(cursor, float(attempt)))
+    digest.apply(Batch(0, 3, 9, records=records([2.0])))  # came late
+    mirror.apply(digest.since(cursor, 40.0))
+    assert {key[2] for key in digest.series} == {key[2] for key in mirror.series}
+    assert {key[2] for key in digest.series} == set(range(20, 30))
+    assert len(cursor.curves.series) == 10
+
+
+def test_the_first_value_that_is_no_number_is_kept() -> None:
+    digest = Digest("run")
+    digest.apply(Batch(0, 0, 1, records=records([1.0, math.inf, math.nan])))
+    digest.apply(Batch(0, 0, 2, records=records([math.nan], first=3)))
+    assert digest.nonfinite == {("loss", 0, 0): (1.0, math.inf)}
+
+
+def test_values_that_are_no_numbers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digest_module, "MAX_NONFINITE", 3)
+    digest = Digest("run")
+    for attempt in (0, 1):
+        for rank in range(5):
+            digest.apply(Batch(rank, attempt, 1, records=records([math.nan])))
+        assert list(digest.nonfinite) == [("loss", rank, attempt) for rank in range(3)]
+
+
+# -- many ranks ----------------------------------------------------------------------------------
+
+
+def test_with_many_ranks_rows_and_curves_come_twice_a_second() -> None:
+    digest, cursor = Digest("run", world_size=100), Cursor()
+    for rank in range(100):
+        digest.apply(Batch(rank, 0, 1, records=records([1.0] * 10)))
+    assert digest.due(cursor, 50.0) == 0.0
+    first = digest.since(cursor, 50.0)
+    assert first.whole and len(first.content["workers"]) == 100
+    digest.apply(Batch(7, 0, 2, records=records([2.0], first=10), sample={"util": 3.0}))
+    assert digest.due(cursor, 50.1) == pytest.approx(MANY_S - 0.1)
+    assert not digest.since(cursor, 50.1)
+    digest.apply(Batch(7, 0, 3, logs=[(1, "out", "hi")]))  # lines do not wait
+    assert digest.due(cursor, 50.2) == 0.0
+    assert list(digest.since(cursor, 50.2).content) == ["logs"]
+    update = digest.since(cursor, 50.0 + MANY_S)
+    [row] = update.content["workers"]
+    assert row == {
+        "rank": 7, "util": 3.0, "step": 10.0, "rate": 1.0, "last_report": 110.0, "records": 11
+    }  # fmt: skip
+    assert [part["start"] for part in update.content["bands"]] == [10]
+    assert digest.due(cursor, 60.0) is None
+    # The end does not wait: nobody asks any more after it.
+    digest.set_worker(7, status="finished")
+    digest.set_run(state="finished")
+    last = digest.since(cursor, 50.6 + MANY_S / 2)
+    assert last.content["workers"] == [{"rank": 7, "status": "finished"}]
+
+
+def test_lines_a_rank_go_by_the_number_of_ranks() -> None:
+    digest, cursor, mirror = Digest("run", world_size=2), Cursor(), Mirror()
+    digest.apply(Batch(0, 0, 1, logs=[(k, "out", str(k)) for k in range(250)]))
+    mirror.apply(digest.since(cursor))
+    digest.set_run(world_size=1000)
+    digest.apply(Batch(1, 0, 1, logs=[(k, "out", str(k)) for k in range(250)]))
+    mirror.apply(digest.since(cursor))
+    assert digest.run["log_lines"] == 20
+    for rank in (0, 1):
+        assert list(mirror.logs[rank]) == list(digest.logs[rank]) == list(range(230, 250))
+
+
+# -- hints and trends ----------------------------------------------------------------------------
+
+
+def test_hints_are_told_whole_when_they_change() -> None:
+    digest, cursor = Digest("run"), Cursor()
+    digest.since(cursor)
+    hints = [{"id": str(k)} for k in range(MAX_HINTS + 5)]
+    digest.set_hints(hints)
+    assert digest.since(cursor).content == {"hints": hints[:MAX_HINTS]}
+    digest.set_hints([dict(hint) for hint in hints])
+    assert not digest.since(cursor)
+    digest.set_hints([])
+    assert digest.since(cursor).content == {"hints": []}
+
+
+@pytest.mark.parametrize("n", [1, 59, 60, 61, 300, 301, 1_000, 12_345])
+def test_a_trend_spans_the_whole_life(n: int) -> None:
+    trend = Trend(0)
+    for k in range(n):
+        trend.add({"time": float(k), "rss": 2 * k, "util": None})
+    times = trend["time"]
+    assert len(times) <= MAX_POINTS + RECENT and (np.diff(times) > 0).all()
+    assert times[0] == 0 and times[-1] == n - 1
+    assert times[-min(n, RECENT) :].tolist() == list(range(max(0, n - RECENT), n))
+    assert n < 2 * MAX_POINTS or len(times) > MAX_POINTS / 2
+    np.testing.assert_array_equal(trend["rss"], 2 * times)
+    assert np.isnan(trend["util"]).all() and trend.samples == n
+    with pytest.raises(KeyError):
+        trend["none"]
+
+
+def test_a_trend_is_of_one_attempt() -> None:
+    digest = Digest("run")
+    digest.apply(Batch(0, 0, 1, sample={"rss": 1}))
+    digest.apply(Batch(0, 1, 1, sample={"rss": 2}))
+    digest.apply(Batch(0, 0, 2, sample={"rss": 3}))  # came late
+    assert digest.trends[0].attempt == 1 and digest.trends[0]["rss"].tolist() == [2.0]
 
 
 # -- logs and events -----------------------------------------------------------------------------
@@ -312,7 +498,7 @@ def test_dropped_counts_add_up_over_ranks_and_attempts() -> None:
     digest.apply(Batch(0, 0, 2, dropped={"logs": 5}))  # a total, not one more
     digest.apply(Batch(0, 1, 1, dropped={"logs": 2, "samples": 1}))
     digest.apply(Batch(1, 0, 1, dropped={"samples": 4}))
-    assert digest.run["dropped"] == {"metrics": 0, "samples": 5, "logs": 7}
+    assert digest.run["dropped"] == {"metrics": 0, "samples": 5, "logs": 7, "series": 0}
     mirror.apply(digest.since(Cursor()))
     assert mirror.logs_dropped == {0: 7}
 
@@ -391,11 +577,12 @@ def test_an_ended_worker_does_not_run_again(ended: str) -> None:
 
 def test_shard_totals_are_there_once_every_rank_told() -> None:
     digest = Digest("run", world_size=2)
-    shard = {"name": "train", "rows_total": 30, "rows_seen": 1}
-    digest.set_worker(2, status="stopped")  # of a group that was larger
-    digest.apply(Batch(0, 0, 1, shard=shard))
+    train = {"name": "train", "rows_total": 30, "rows_seen": 1}
+    streamed = {"name": "val", "rows_total": None, "rows_seen": 1}
+    digest.apply(Batch(2, 0, 1, shards=[train]))  # of a group that was larger
+    digest.apply(Batch(0, 0, 1, shards=[train, streamed]))
     assert digest.run["shard_totals"] is None
-    digest.apply(Batch(1, 0, 1, shard=shard))
+    digest.apply(Batch(1, 0, 1, shards=[train, {**streamed, "rows_total": 7}]))
     assert digest.run["shard_totals"] == {"train": 60}
 
 

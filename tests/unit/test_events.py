@@ -176,8 +176,12 @@ def test_records_survive_the_columns(given_records: list[Record]) -> None:
 
 
 def test_shard_totals() -> None:
-    train, val = {"name": "train", "rows_total": 30}, {"name": "val", "rows_total": 5}
-    assert shard_totals([train, train, val]) == {"train": 60, "val": 5}
-    assert shard_totals([train, None]) is None
-    assert shard_totals([train, {"name": "train", "rows_total": None}]) is None
-    assert shard_totals([]) is None
+    assert shard_totals([{"train": 30, "val": 5}, {"val": 6, "train": 31}]) == {
+        "train": 61,
+        "val": 11,
+    }
+    # Of the names whose rows every rank knows.
+    assert shard_totals([{"train": 30, "val": None}, {"train": 30, "val": 5}]) == {"train": 60}
+    assert shard_totals([{"train": 30}, {}]) is None
+    assert shard_totals([{"train": None}]) is None
+    assert shard_totals([{}]) is None and shard_totals([]) is None

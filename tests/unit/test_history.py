@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.fs as pafs
 import pytest
 
@@ -64,7 +65,7 @@ def test_reads_back_what_was_added(tmp_path: Path) -> None:
 
 
 def test_absent_is_not_nan() -> None:
-    table = to_table(0, 0, batch({"a": math.nan}, {"b": 1.0}))
+    table = to_table([(0, 0, batch({"a": math.nan}, {"b": 1.0}))])
     assert table["a"].null_count == 1 and math.isnan(table["a"][0].as_py())
     assert table["a"][1].as_py() is None and table["b"][0].as_py() is None
 
@@ -95,9 +96,9 @@ def test_text_columns(tmp_path: Path) -> None:
 
 
 def test_steps_are_integers_only_where_all_are_whole() -> None:
-    assert to_frame(to_table(0, 0, batch({"a": 1.0}, first=2)))["step"].dtype == np.int64
+    assert to_frame(to_table([(0, 0, batch({"a": 1.0}, first=2))]))["step"].dtype == np.int64
     for first in (0.5, math.nan, math.inf, 1e300):
-        assert to_frame(to_table(0, 0, batch({"a": 1.0}, first=first)))["step"].dtype == float
+        assert to_frame(to_table([(0, 0, batch({"a": 1.0}, first=first))]))["step"].dtype == float
 
 
 def test_parts_are_merged_level_by_level(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,17 +141,66 @@ def test_a_merge_that_fails_loses_and_repeats_nothing(
 ) -> None:
     monkeypatch.setattr(history_module, "MAX_PARTS", 2)
     one = writer(tmp_path)
-    real = history_module._read
-    monkeypatch.setattr(history_module, "_read", lambda *a: 1 / 0)
+    real = history_module._as
+    monkeypatch.setattr(history_module, "_as", lambda *a: 1 / 0)
     for k in range(4):
         one.add(0, 0, batch({"a": float(k)}, first=k))
         one.flush()
-    monkeypatch.setattr(history_module, "_read", real)
+    monkeypatch.setattr(history_module, "_as", real)
     assert to_frame(one.table())["a"].tolist() == [0, 1, 2, 3]
     one.add(0, 0, batch({"a": 4.0}, first=4))
     one.flush()
-    assert part_names(tmp_path) == ["part-000000-000004.parquet"]
+    assert part_names(tmp_path) == ["part-000000-000003.parquet", "part-000004.parquet"]
     assert to_frame(read_history(FS, str(tmp_path)))["a"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_merge_holds_few_rows_and_keeps_all_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history_module, "MAX_PARTS", 8)
+    monkeypatch.setattr(history_module, "MERGE_ROWS", 100)
+    held: list[int] = []
+    real = history_module._as
+
+    def watched(schema: pa.Schema, tables: list[pa.Table]) -> pa.Table:
+        held.append(sum(table.num_rows for table in tables))
+        return real(schema, tables)
+
+    monkeypatch.setattr(history_module, "_as", watched)
+    one, given = writer(tmp_path), []
+    for k in range(9 * 9):
+        # Metrics come and go, and one is text now and then.
+        rows = [{f"m{k % 3}": float(k), "a": float(j), "t": "x"} for j in range(17)]
+        given += [row["a"] for row in rows]
+        one.add(k % 4, 0, batch(*rows))
+        one.flush()
+    assert one.error is None and part_names(tmp_path) == ["part-000000-000080.parquet"]
+    assert max(held) < 100 + 9 * 17 and len(held) > 20
+    table = read_history(FS, str(tmp_path))
+    assert table["a"].to_pylist() == given and table.num_rows == one.rows
+    assert table.column_names == [
+        "rank",
+        "attempt",
+        "step",
+        "time",
+        "m0",
+        "a",
+        "t.text",
+        "m1",
+        "m2",
+    ]
+    assert [table[f"m{k}"].null_count for k in range(3)] == [2 * one.rows / 3] * 3
+
+
+def test_large_parts_are_not_merged_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history_module, "MAX_PARTS", 3)
+    monkeypatch.setattr(history_module, "MAX_MERGED_ROWS", 10)
+    one = writer(tmp_path)
+    for k in range(48):
+        one.add(0, 0, batch({"a": float(k)}, first=k))
+        one.flush()
+    assert len(part_names(tmp_path)) == 12  # of four rows each; sixteen would be too many
+    assert to_frame(read_history(FS, str(tmp_path)))["a"].tolist() == list(range(48))
 
 
 def test_what_cannot_be_written_is_kept_and_tried_again(tmp_path: Path) -> None:
@@ -167,6 +217,66 @@ def test_what_cannot_be_written_is_kept_and_tried_again(tmp_path: Path) -> None:
     one.flush()
     assert one.error is None
     assert to_frame(read_history(FS, str(path)))["a"].tolist() == [1.0, 2.0]
+
+
+def test_what_waits_long_for_storage_waits_in_local_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history_module, "MAX_PENDING", 5)
+    one = writer(tmp_path / "run" / "history")
+    (tmp_path / "run").write_text("a file in the way")
+    for k in range(0, 30, 3):
+        one.add(0, 0, batch({"a": float(k)}, {"a": k + 1.0}, {"a": k + 2.0, "t": "x"}, first=k))
+        one.flush()
+        assert sum(len(records) for _, _, records in one._pending) < 6
+    assert one.error and len(one._spool) == 5
+    pending, upto = one.unwritten()
+    assert pending["a"].to_pylist() == list(range(30)) and upto == 0
+    monkeypatch.setattr(history_module, "SPOOLED_FLUSH_S", 0.0)
+    assert one.due()
+    (tmp_path / "run").unlink()
+    one.add(0, 0, batch({"a": 30.0}, first=30))
+    one.flush()
+    assert one.error is None and not one._spool and not one.due()
+    table = read_history(FS, str(tmp_path / "run" / "history"))
+    assert table["a"].to_pylist() == list(range(31)) and table["t.text"].null_count == 21
+
+
+def test_a_full_local_disk_leaves_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history_module, "MAX_PENDING", 1)
+    one = writer(tmp_path / "run" / "history")
+    (tmp_path / "run").write_text("a file in the way")
+    full = open("/dev/full", "wb", buffering=0)  # noqa: SIM115
+    monkeypatch.setattr(history_module.tempfile, "TemporaryFile", lambda **_: full)
+    one.add(0, 0, batch({"a": 1.0}))
+    one.flush()
+    assert full.closed and not one._spool
+    (tmp_path / "run").unlink()
+    assert to_frame(one.table())["a"].tolist() == [1.0]
+
+
+def test_one_batch_of_many_ranks_is_one_table() -> None:
+    given = [
+        (3, 0, batch({"a": 1.0}, {"b": 2.0})),
+        (1, 2, batch({"b": 3.0, "t": "x"}, {"a": math.nan})),
+        (0, 0, RecordBatch.of([])),
+    ]
+    assert to_table(given).to_pylist()[:3] == [
+        {"rank": 3, "attempt": 0, "step": 0, "time": 100, "a": 1, "b": None, "t.text": None},
+        {"rank": 3, "attempt": 0, "step": 1, "time": 101, "a": None, "b": 2, "t.text": None},
+        {"rank": 1, "attempt": 2, "step": 0, "time": 100, "a": None, "b": 3, "t.text": "x"},
+    ]
+    assert math.isnan(to_table(given)["a"][3].as_py()) and len(to_table(given)) == 4
+
+
+def test_what_is_written_and_what_waits_are_the_whole(tmp_path: Path) -> None:
+    one = writer(tmp_path)
+    one.add(0, 0, batch({"a": 1.0}))
+    pending, upto = one.unwritten()
+    assert pending.num_rows == 0 and upto == 1
+    one.add(0, 0, batch({"a": 2.0}, first=1))
+    one.flush()  # written between the answer and the reading
+    assert to_frame(read_history(FS, str(tmp_path), upto))["a"].tolist() == [1.0]
 
 
 def test_a_run_that_goes_on_keeps_what_was_there(tmp_path: Path) -> None:

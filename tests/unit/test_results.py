@@ -17,9 +17,9 @@ from raynb.errors import OptionError, TrainingError
 from raynb.results import run_result
 from raynb.results.curves import curves_of, frame_with_nans, last_values
 from raynb.results.run_result import RunResult
-from raynb.telemetry.digest import new_worker
 from raynb.telemetry.events import Record, RecordBatch
 from raynb.telemetry.history import concat, to_frame, to_table
+from raynb.telemetry.rows import new_worker
 
 START = 1_790_000_000.0
 
@@ -27,12 +27,10 @@ START = 1_790_000_000.0
 def table(ranks: int = 2, n: int = 5, attempt: int = 0, **more: Any) -> pa.Table:
     parts = [
         to_table(
-            rank,
-            attempt,
-            RecordBatch.of(
+            [(rank, attempt, RecordBatch.of(
                 [Record(k, START + k, {"acc": k / 10, "loss": 1 / (k + 1) + rank, **more})
                  for k in range(n)]
-            ),
+            ))]
         )
         for rank in range(ranks)
     ]  # fmt: skip
@@ -252,9 +250,9 @@ def test_repr_is_short_and_plain(ray_result: ray.train.Result) -> None:
 def nan_table() -> pa.Table:
     records = [Record(0, START, {"loss": 1.0, "lr": 0.1}), Record(1, START, {"loss": math.nan}),
                Record(2, START, {"lr": 0.2})]  # fmt: skip
-    later = to_table(1, 0, RecordBatch.of([Record(0, START, {"loss": 5.0})]))
+    later = to_table([(1, 0, RecordBatch.of([Record(0, START, {"loss": 5.0})]))])
     # Rank 1 was written first: the history's order is another one.
-    return concat([later, to_table(0, 0, RecordBatch.of(records))])
+    return concat([later, to_table([(0, 0, RecordBatch.of(records))])])
 
 
 def test_a_logged_nan_is_told_from_an_absent_value() -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import collections
 import copy
+import math
 import pickle
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,7 +24,9 @@ from torch.utils.data import (
     TensorDataset,
 )
 
-from raynb.telemetry.shards import ShardMeter, meter_iterator, meter_loader, rows_of
+from raynb.telemetry.shards import ShardMeter, Shards, rows_of
+from raynb.telemetry.shards_ray import meter_iterator
+from raynb.telemetry.shards_torch import meter_loader
 
 
 class Numbers(Dataset[int]):
@@ -106,7 +111,6 @@ def test_numbers_add_up(loader: Any, expected_totals: Any, expected_seen: Any) -
     kind, size = type(loader), len(loader) if expected_totals[1] is not None else None
     meter = meter_loader(loader)
     assert totals(meter) == expected_totals
-    assert meter.news() is not None and meter.news() is None
     yielded = list(loader)
     if plain is not None:
         assert [repr(batch) for batch in yielded] == plain
@@ -133,24 +137,186 @@ def test_names() -> None:
     assert meter_loader(DataLoader(Subset(Numbers(), [1]))).name == "Subset of Numbers"
 
 
+def watched(*loaders: Any) -> Shards:
+    shards = Shards()
+    for loader in loaders:
+        shards.add(meter_loader(loader))
+    return shards
+
+
+def rows(shards: Shards) -> list[dict[str, Any]]:
+    news = shards.news(time.perf_counter())
+    assert news is not None
+    return news
+
+
 def test_news_tell_the_row_for_the_panel() -> None:
     loader = DataLoader(Numbers(), batch_size=5)
-    meter = meter_loader(loader)
+    shards = watched(loader)
     for _ in loader:
         break
-    assert meter.news() == {
-        "name": "Numbers",
-        "rows_seen": 5,
-        "rows_total": 23,
-        "batches_seen": 1,
-        "batches_total": 5,
-        "batch_size": 5,
-        "epoch": 1,
-    }
-    assert meter.news() is None
+    assert rows(shards) == [
+        {
+            "name": "Numbers",
+            "kind": "map",
+            "rows_seen": 5,
+            "rows_total": 23,
+            "batches_seen": 1,
+            "batches_total": 5,
+            "batch_size": 5,
+            "rows_dropped": 0,
+            "rows_repeated": 0,
+            "epoch": 1,
+            "shuffle": False,
+            "set_epoch": None,
+            "eta_s": None,
+        }
+    ]
+    assert shards.news(time.perf_counter()) is None
+    list(loader)
+    assert rows(shards)[0]["eta_s"] == 0.0
     iter(loader)
-    news = meter.news()
-    assert news is not None and news["epoch"] == 2 and news["rows_seen"] == 0
+    (row,) = rows(shards)
+    assert (row["epoch"], row["rows_seen"], row["eta_s"]) == (2, 0, None)
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("sampler_drops", [False, True])
+@pytest.mark.parametrize(("size", "ranks"), [(23, 2), (24, 4), (21, 8), (3, 8), (100, 3)])
+def test_dropped_and_repeated_rows_add_up(
+    drop_last: bool, sampler_drops: bool, size: int, ranks: int
+) -> None:
+    """Counted rank by rank against what the loaders really gave."""
+    data = TensorDataset(torch.arange(size))
+    given: collections.Counter[int] = collections.Counter()
+    told = []
+    for rank in range(ranks):
+        sampler: Any = DistributedSampler(data, ranks, rank, drop_last=sampler_drops, shuffle=True)
+        loader: Any = DataLoader(data, batch_size=4, sampler=sampler, drop_last=drop_last)
+        shards = watched(loader)
+        for (batch,) in loader:
+            given.update(batch.tolist())
+        (row,) = rows(shards)
+        assert row["rows_seen"] == row["rows_total"]
+        told.append(row)
+    read = sum(row["rows_total"] for row in told)
+    assert read == sum(given.values())
+    dropped = sum(row["rows_dropped"] for row in told)
+    repeated = sum(row["rows_repeated"] for row in told)
+    assert read == size - dropped + repeated
+    if not drop_last:
+        assert dropped == size - len(given) and repeated == read - len(given)
+
+
+def test_a_forgotten_set_epoch_is_noticed() -> None:
+    def run(**kwargs: Any) -> list[str | None]:
+        sampler: Any = DistributedSampler(Numbers(), 2, 0, **kwargs)
+        loader = DataLoader(Numbers(), batch_size=4, sampler=sampler)
+        shards, told = watched(loader), []
+        next(iter(loader))  # a look at the first batch is no epoch
+        for epoch in range(4):
+            if epoch == 3:
+                sampler.set_epoch(epoch)
+            list(loader)
+            told.append(rows(shards)[0]["set_epoch"])
+        return told
+
+    assert run(shuffle=True) == [None, "missing", "missing", "ok"]
+    assert run(shuffle=False) == [None] * 4
+
+
+@pytest.mark.parametrize(
+    ("loader", "shuffle"),
+    [
+        (DataLoader(Numbers(), shuffle=True), True),
+        (DataLoader(Numbers()), False),
+        (DataLoader(Numbers(), batch_sampler=Pairs()), None),
+        (DataLoader(Stream()), None),
+        (DataLoader(Numbers(), sampler=DistributedSampler(Numbers(), 2, 0)), True),
+        (DataLoader(Numbers(), batch_size=None, shuffle=True), True),
+    ],
+)
+def test_whether_it_shuffles(loader: Any, shuffle: bool | None) -> None:
+    assert rows(watched(loader))[0]["shuffle"] is shuffle
+
+
+def test_the_loader_trained_on_comes_first() -> None:
+    validation, training = DataLoader(Numbers(), batch_size=6), DataLoader(Stream(), batch_size=2)
+    shards = watched(validation, training)
+    assert [row["name"] for row in rows(shards)] == ["Numbers", "Stream"]
+    list(validation)  # a check before training
+    for _ in training:
+        shards.stepped()
+    list(validation)
+    shards.stepped()
+    assert [row["name"] for row in rows(shards)] == ["Stream", "Numbers"]
+    assert shards.training is meter_loader(training)
+
+
+def test_names_tell_apart_and_few_are_shown() -> None:
+    loaders = [DataLoader(Numbers(), batch_size=k + 1) for k in range(80)]
+    shards = watched(*loaders)
+    names = [row["name"] for row in rows(shards)]
+    assert names[0] == "Numbers" and len(set(names)) == len(names) == 8
+    assert shards.training is meter_loader(loaders[0])
+
+
+def test_a_new_loader_each_epoch_is_one_shard() -> None:
+    shards = Shards()
+    loader: Any = None
+    for epoch in range(3):
+        sampler: Any = DistributedSampler(Numbers(), 2, 0)
+        loader = DataLoader(Numbers(), batch_size=4, sampler=sampler)
+        shards.add(meter_loader(loader))
+        for _ in loader:
+            shards.stepped()
+        (row,) = rows(shards)
+        assert (row["name"], row["epoch"], row["rows_seen"]) == ("Numbers", epoch + 1, 12)
+        assert row["set_epoch"] == ("missing" if epoch else None)
+        assert shards.training is meter_loader(loader)
+    assert meter_loader(loader).rows_all == 36
+
+
+def test_a_pass_tells_the_next_one_its_size() -> None:
+    loader = DataLoader(Stream(), batch_size=4)
+    shards = watched(loader)
+    meter = meter_loader(loader)
+    assert math.isnan(meter.epochs_done)
+    list(loader)
+    (row,) = rows(shards)
+    assert (row["kind"], row["rows_total"], row["batches_total"]) == ("iterable", 10, 3)
+    assert row["rows_dropped"] is None and meter.epochs_done == 1.0
+    batches = iter(loader)
+    next(batches)
+    assert meter.epochs_done == pytest.approx(1 + 1 / 3)
+
+
+def test_the_time_left_and_the_time_waited() -> None:
+    class Slow(Numbers):
+        def __getitem__(self, at: int) -> int:
+            time.sleep(0.002)
+            return at
+
+    loader = DataLoader(Slow(), batch_size=1)
+    shards, meter = watched(loader), meter_loader(loader)
+    began = time.perf_counter()
+    left = []
+    for _ in loader:
+        time.sleep(0.008)
+        left.append((rows(shards)[0]["eta_s"], time.perf_counter()))
+    end = time.perf_counter()
+    for eta, at in left[5:20]:
+        assert eta == pytest.approx(end - at, rel=0.5, abs=0.03)
+    assert 23 * 0.002 < meter.waited < (end - began) / 2 and meter.waits_here
+
+
+def test_a_thread_that_reads_ahead_is_no_wait() -> None:
+    loader = DataLoader(Numbers(), batch_size=5)
+    meter = meter_loader(loader)
+    reader = threading.Thread(target=lambda: list(loader))
+    reader.start()
+    reader.join()
+    assert meter.waited == 0 and not meter.waits_here and seen(meter) == (1, 5, 23)
 
 
 def test_an_early_break_starts_over_next_time() -> None:
@@ -171,7 +337,7 @@ def test_nested_passes_do_not_mix() -> None:
         assert meter.batches_seen <= 2  # the outer pass does not add to the inner one's
         for _ in loader:
             assert meter.rows_seen <= 23
-    assert seen(meter) == (3, 2, 23)
+    assert seen(meter) == (2, 2, 23)
 
 
 def test_an_iterator_begins_when_it_is_made() -> None:
@@ -238,7 +404,7 @@ def test_a_loader_that_cannot_be_counted_is_left_alone() -> None:
 
     loader = Slotted()
     meter = meter_loader(loader)
-    assert type(loader) is Slotted and list(loader) == [1, 2] and meter.news() is not None
+    assert type(loader) is Slotted and list(loader) == [1, 2] and seen(meter) == (0, 0, 0)
 
 
 # -- rows of a batch -----------------------------------------------------------------------------
@@ -334,8 +500,7 @@ def test_a_data_iterator_counts_each_pass() -> None:
     assert seen(meter) == (3, 1, 5)
     list(shard.iter_rows())
     assert seen(meter) == (4, 2, 2)
-    news = meter.news()
-    assert news is not None and news["rows_total"] is None and news["name"] == "train"
+    assert meter.name == "train" and meter.kind == "ray"
 
 
 def test_a_data_iterator_pickles_as_what_it_was() -> None:

@@ -17,8 +17,10 @@ from raynb.results import chart, static
 from raynb.results.curves import Curve
 from raynb.results.page import Page, worker_table
 from raynb.results.text import clean, cut_middle, format_value
-from raynb.telemetry.digest import Cursor, Digest, Mirror, new_worker
+from raynb.telemetry.digest import Cursor, Digest
 from raynb.telemetry.events import Batch, Record, RecordBatch
+from raynb.telemetry.mirror import Mirror
+from raynb.telemetry.rows import new_worker
 
 EVIL = '<script>alert("x")</script><img src=x onerror=alert(1)>\'"&\x1b[31m\x00\u202e\ud800'
 START = 1_790_000_000.0

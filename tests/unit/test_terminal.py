@@ -12,8 +12,9 @@ from rich.console import Console
 
 from raynb.panel import terminal
 from raynb.panel.terminal import TerminalView, progress_line, render, state_line
-from raynb.telemetry.digest import Cursor, Digest, Mirror
+from raynb.telemetry.digest import Cursor, Digest
 from raynb.telemetry.events import Batch, Record, RecordBatch
+from raynb.telemetry.mirror import Mirror
 
 
 class Live:
@@ -80,25 +81,34 @@ def test_a_pipe_gets_progress_now_and_then(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_progress_line() -> None:
     live = Live(state="training")
-    live.log(0, 40, 0.512, shard=shard(5_120))
-    mirror = live.log(1, 40, 0.498, shard=shard(5_120))
+    live.log(0, 40, 0.512, shards=[shard(5_120)])
+    mirror = live.log(1, 40, 0.498, shards=[shard(5_120)])
     assert progress_line(mirror) == (
         "[12 s] training · step 40 · loss 0.512 / 0.498 (2 ranks) · rows 10,240 of 60,000"
     )
 
 
-def test_the_progress_line_of_many_ranks_is_one_short_line() -> None:
+def test_the_progress_line_of_many_ranks_is_one_short_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     live = Live(64, state="training")
     for rank in range(64):
-        mirror = live.log(rank, rank, math.nan if rank == 5 else 0.5)
+        mirror = live.log(rank, 7, math.nan if rank == 5 else float(rank))
+    live.log(0, 8, 0.0)  # one that is ahead does not stand for all
+    monkeypatch.setattr("raynb.telemetry.curves.WORST_S", 0.0)
+    mirror = live.log(1, 8, 0.0)
     line = progress_line(mirror)
-    assert "step 0 to 63" in line
-    assert "NaN on 1" in line
+    assert "step 7 to 8" in line
+    assert "loss 0 to 63, median 32 (64 ranks), NaN on rank 5" in line
     assert len(line) < 120
+    few = Live(8, state="training")
+    for rank in range(8):
+        mirror = few.log(rank, 7, math.nan if rank == 5 else 0.5)
+    assert "loss 0.5 to 0.5, median 0.5 (8 ranks), NaN on 1" in progress_line(mirror)
 
 
 def test_unknown_totals_read_na() -> None:
-    mirror = Live(state="training").log(0, 1, 1.0, shard=shard(5, None))
+    mirror = Live(state="training").log(0, 1, 1.0, shards=[shard(5, None)])
     assert "rows 5 of n/a" in progress_line(mirror)
     empty = Live(1)
     empty.digest.set_run(started=None)
@@ -141,7 +151,7 @@ def test_the_panel_has_a_row_a_rank_and_the_newest_lines() -> None:
     sample = {"device": "GPU 0 · H200", "device_kind": "GPU", "util": 93.0,
               "mem_used": 2**30, "mem_total": 2**33}  # fmt: skip
     logs = [(k, "out", f"line {k}") for k in range(20)]
-    live.log(0, 1_000, 0.25, sample=sample, shard=shard(15_000), logs=logs)
+    live.log(0, 1_000, 0.25, sample=sample, shards=[shard(15_000)], logs=logs)
     text = drawn(live.log(1, 1_000, math.nan))
     row = next(line for line in text.splitlines() if "GPU 0" in line)
     for part in ("running", "93 %", "1.0 GiB", "1,000", "━", "15,000/30,000", "0.25"):
@@ -167,7 +177,7 @@ def test_many_ranks_show_the_worst_and_count_the_rest() -> None:
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_any_width_holds(width: int) -> None:
     live = Live(2, state="training")
-    text = drawn(live.log(0, 1, 0.5, shard=shard(5), logs=[(0, "err", "x" * 1_000)]), width)
+    text = drawn(live.log(0, 1, 0.5, shards=[shard(5)], logs=[(0, "err", "x" * 1_000)]), width)
     assert max(len(line) for line in text.splitlines()) <= width
 
 

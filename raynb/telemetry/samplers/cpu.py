@@ -1,18 +1,22 @@
-"""CPU and memory of a worker process and its children, through psutil."""
+"""CPUs and memory of a worker's processes; network and disk of its node."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
+import threading
 from typing import Any
 
 import psutil
 
+from raynb.telemetry.cgroups import cgroup_cpus
+from raynb.telemetry.samplers.node import NodeRates
+from raynb.telemetry.samplers.processes import Family
+
 
 class CpuSampler:
-    """Utilisation of the worker's CPUs and the memory its processes hold.
-
-    Children that were there before the sampler are not the run's, and neither are theirs: in local
-    mode this process may have started a Ray cluster.
+    """Utilisation of the worker's CPUs, the memory its processes hold, and the node's rates.
 
     Parameters
     ----------
@@ -23,43 +27,59 @@ class CpuSampler:
     """
 
     def __init__(self, gpu: str | None, num_cpus: float) -> None:
-        self._process = psutil.Process()
         self._num_cpus = max(num_cpus, 1.0)
-        self._children: dict[int, psutil.Process] = {}
-        self._process.cpu_percent(None)
-        self._foreign = {child.pid: child for child in self._process.children(True)}
+        self._family = Family()
+        self._node = NodeRates()
+        self._family.parent.cpu_percent(None)
+        self._limit = cgroup_cpus()
 
     def sample(self) -> dict[str, Any]:
-        percent = self._process.cpu_percent(None)
-        memory = self._process.memory_info().rss
-        # cpu_percent compares with the call before, so the objects of the children are kept; they
-        # compare equal only while the pid is still the same process.
-        alive = {}
-        for child in self._process.children(True):
-            if self._is_foreign(child):
-                continue
-            kept = self._children.get(child.pid)
-            alive[child.pid] = kept if kept is not None and kept == child else child
-        for child in alive.values():
+        percent, memory, shared = 0.0, 0, 0
+        for process in (self._family.parent, *self._family.members()):
             with contextlib.suppress(psutil.Error):
-                percent += child.cpu_percent(None)
-                memory += child.memory_info().rss
-        self._children = alive
+                percent += process.cpu_percent(None)
+                info = process.memory_info()
+                memory += info.rss
+                # Of Ray's object store and of files: resident here, but not this process's own.
+                shared += getattr(info, "shared", 0)
+        util = percent / self._num_cpus
         return {
             "device": "CPU",
             "device_kind": "CPU",
-            "util": percent / self._num_cpus,
+            "util": util,
             "mem_used": memory,
             "mem_total": psutil.virtual_memory().total,
             "note": None,
+            "cpu": util,
+            "rss": memory,
+            "private": memory - shared,
+            "threads": _torch_threads(),
+            "cores": self._cores(),
+            **self._node.sample(),
         }
 
-    def _is_foreign(self, child: psutil.Process) -> bool:
-        if self._foreign.get(child.pid) == child:
-            return True
-        # psutil lists parents before their children.
-        with contextlib.suppress(psutil.Error):
-            if self._foreign and child.ppid() in self._foreign:
-                self._foreign[child.pid] = child
-                return True
-        return False
+    def _cores(self) -> float:
+        if hasattr(os, "sched_getaffinity"):
+            cores = len(os.sched_getaffinity(0))
+        else:
+            cores = os.cpu_count() or 1
+        return cores if self._limit is None else min(cores, self._limit)
+
+
+def _torch_threads() -> int | None:
+    """Threads of a torch operation in the worker; None until the user's code imported torch."""
+    get = getattr(sys.modules.get("torch"), "get_num_threads", None)
+    if get is None:
+        return None
+    found: list[int] = []
+
+    def ask() -> None:
+        with contextlib.suppress(Exception):
+            found.append(int(get()))
+
+    # A thread takes over what torch.set_num_threads() set when it first asks, and never again: so
+    # a new one asks.
+    asking = threading.Thread(target=ask, name="raynb-threads")
+    asking.start()
+    asking.join()
+    return found[0] if found else None

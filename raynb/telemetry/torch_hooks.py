@@ -1,0 +1,156 @@
+"""Hooks in torch: the optimizers' steps, and DDP's wait for the other ranks' gradients."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections import deque
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+from raynb.telemetry.timing import StepMeter
+
+#: Backward passes in which all gradients are watched, to learn which one comes last.
+LEARN = 3
+#: Steps without that gradient after which it is looked for anew.
+MISSED = 20
+#: Measurements on a GPU that wait to be read; past it, passes are not measured.
+MAX_PENDING = 64
+
+
+def watch_steps(meter: StepMeter) -> Callable[[], None] | None:
+    """Tell the meter of each step of any optimizer.
+
+    Returns
+    -------
+    callable or None
+        Undoes it. None as long as the process has not imported torch's optimizers; this never
+        does.
+    """
+    module = sys.modules.get("torch.optim.optimizer")
+    register = getattr(module, "register_optimizer_step_post_hook", None)
+    if register is None:
+        return None
+
+    def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
+        with contextlib.suppress(Exception):  # training goes on whatever the optimizer is
+            meter.step(optimizer)
+
+    handle = register(stepped)
+    return lambda: handle.remove()
+
+
+class PeerWait:
+    """Measures how long a rank waits for its peers' gradients, in each backward pass of DDP.
+
+    That is the time from the rank's own last gradient to the end of the pass, at which DDP has
+    exchanged all. On a GPU both moments are marked on its stream and read later.
+
+    Parameters
+    ----------
+    model : torch.nn.parallel.DistributedDataParallel
+    meter : StepMeter
+    """
+
+    def __init__(self, model: Any, meter: StepMeter) -> None:
+        from torch.autograd import Variable
+
+        self._queue: Callable[[Callable[[], None]], None] = (
+            Variable._execution_engine.queue_callback
+        )
+        self._meter = meter
+        self._parameters = [p for p in model.parameters() if p.requires_grad and p.is_leaf]
+        self._handles: list[Any] = []
+        self._last = -1  # which gradient came last in this pass
+        self._at: Any = None  # when: a time, or an event of the GPU
+        self._order: list[int] = []
+        self._learning = True
+        self._unseen = 0
+        self._pending: deque[tuple[Any, Any]] = deque()
+        self._watch(range(len(self._parameters)))
+        meter.on_step.append(self._stepped)
+        meter.readers.append(self._read)
+
+    def remove(self) -> None:
+        """Undo it."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _watch(self, which: Any) -> None:
+        self.remove()
+        self._handles = [
+            self._parameters[k].register_post_accumulate_grad_hook(
+                functools.partial(self._gradient, k)
+            )
+            for k in which
+        ]
+
+    # -- in the backward pass --------------------------------------------------------------------
+
+    def _gradient(self, which: int, parameter: Any) -> None:
+        with contextlib.suppress(Exception):  # the backward pass goes on
+            if self._last < 0:
+                self._queue(self._ends)
+            self._last = which
+            if not parameter.is_cuda:
+                self._at = perf_counter()
+            elif not self._learning:
+                self._at = _event()
+
+    def _ends(self) -> None:
+        # DDP queues the end of its exchange at its last gradient, which may come after this was
+        # queued: what is queued now comes after that.
+        with contextlib.suppress(Exception):
+            self._queue(self._exchanged)
+
+    def _exchanged(self) -> None:
+        with contextlib.suppress(Exception):
+            last, self._last = self._last, -1
+            at, self._at = self._at, None
+            self._unseen = 0
+            self._meter.passes += 1
+            if isinstance(at, float):
+                self._meter.synced += perf_counter() - at
+                self._meter.measured += 1
+            elif at is not None and len(self._pending) < MAX_PENDING:
+                end = _event()
+                if end is not None:
+                    self._pending.append((at, end))
+            if self._learning:
+                self._order.append(last)
+                if len(self._order) >= LEARN:
+                    self._learning = False
+                    self._watch([last])
+
+    def _stepped(self) -> None:
+        """Look again for the last gradient, where it does not come any more, as when frozen."""
+        self._unseen += 1
+        if self._unseen > MISSED:
+            self._unseen, self._last = 0, -1
+            self._learning = True
+            self._order.clear()
+            self._parameters = [p for p in self._parameters if p.is_leaf]
+            watched = [k for k, p in enumerate(self._parameters) if p.requires_grad]
+            self._watch(watched)
+
+    # -- off the train function's thread ---------------------------------------------------------
+
+    def _read(self) -> None:
+        while self._pending and self._pending[0][1].query():
+            start, end = self._pending.popleft()
+            self._meter.synced += start.elapsed_time(end) / 1000.0
+            self._meter.measured += 1
+
+
+def _event() -> Any:
+    """A moment on the GPU's current stream; None while that is being captured into a graph."""
+    import torch
+
+    if torch.cuda.is_current_stream_capturing():
+        return None
+    event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event

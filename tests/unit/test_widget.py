@@ -1,0 +1,145 @@
+"""The panel's messages: what is clicked reaches the run, and what it asks for comes back."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import raynb.panel.widget as widget_module
+from raynb.engine.collector import RunFacts
+from raynb.engine.local import LocalCollector
+from raynb.engine.run import LocalBackend, Run
+from raynb.engine.supervisor import Outcome
+from raynb.panel.widget import LivePanel
+from raynb.telemetry.events import Batch, Record, RecordBatch
+
+
+class Panel(LivePanel):
+    """Keeps what it sends."""
+
+    def __init__(self, run: Run) -> None:
+        self.sent: list[tuple[dict[str, Any], list[bytes]]] = []
+        super().__init__(run.mirror, run.lock, run.stop, run.pin, run.log_file)
+
+    def send(self, content: Any, buffers: Any = None) -> None:
+        self.sent.append((content, list(buffers or [])))
+
+    def ask(self, content: Any) -> None:
+        self._message(self, content, [])
+
+    def file(self) -> tuple[dict[str, Any], list[bytes]]:
+        deadline = time.monotonic() + 5
+        while not (found := [m for m in self.sent if m[0]["kind"] == "file"]):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        return found[0]
+
+
+@pytest.fixture
+def facts(tmp_path: Path) -> RunFacts:
+    return RunFacts("run", str(tmp_path / "run"))
+
+
+@pytest.fixture
+def run(facts: RunFacts) -> Run:
+    return Run(facts, lambda *a, **k: None)
+
+
+def backend_of(collector: LocalCollector) -> LocalBackend:
+    backend = LocalBackend(collector)
+    backend.ended = Outcome("finished", None, None, None, 0)
+    return backend
+
+
+@pytest.fixture
+def panel(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Panel]:
+    for name in ("panel.js", "panel.css"):
+        (tmp_path / name).write_text("export default {}" if name.endswith("js") else "")
+    monkeypatch.setattr(widget_module, "STATIC", tmp_path)
+    monkeypatch.setattr(widget_module, "BUNDLE", tmp_path / "panel.js")
+    one = Panel(run)
+    yield one
+    one.close()
+
+
+def test_a_view_that_opens_gets_everything(panel: Panel) -> None:
+    panel.ask({"kind": "hello"})
+    [(content, _)] = panel.sent
+    assert content["kind"] == "snapshot" and content["v"] == 2
+    assert {"run", "workers", "series", "bands", "focus", "logs", "events", "hints"} <= set(content)
+
+
+def test_pins_reach_the_watcher(panel: Panel, run: Run, facts: RunFacts) -> None:
+    collector = LocalCollector(facts)
+    collector.group_starting(20)
+    run.attach(backend_of(collector))
+    for rank in range(20):
+        records = RecordBatch.of([Record(0, time.time(), {"loss": float(rank)})])
+        collector.ingest(Batch(rank, 1, 1, records=records))
+    panel.ask({"kind": "pin", "ranks": [3, 7]})
+    wanted = {("loss", rank, 1) for rank in (3, 7, 19)}
+    deadline = time.monotonic() + 5
+    while set(run.mirror.series) != wanted:
+        assert time.monotonic() < deadline, run.mirror.series.keys()
+        time.sleep(0.02)
+    assert run.mirror.focus == {"pinned": [3, 7], "worst": {"loss": 19}}
+    collector.set_state("finished")
+    assert run._done.wait(5)
+
+
+def test_a_log_file_is_sent(panel: Panel, tmp_path: Path) -> None:
+    logs = tmp_path / "run" / "raynb" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "rank-00003.log").write_bytes(b"all of it\n")
+    panel.ask({"kind": "download", "rank": 3})
+    content, buffers = panel.file()
+    assert buffers == [b"all of it\n"]
+    assert content == {
+        "v": 2, "kind": "file", "rank": 3, "name": "rank-00003.log", "whole": True, "note": None
+    }  # fmt: skip
+
+
+def test_a_large_log_file_is_cut(
+    panel: Panel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("raynb.engine.run.MAX_LOG_BYTES", 4)
+    logs = tmp_path / "run" / "raynb" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "rank-00000.log").write_bytes(b"0123456789")
+    panel.ask({"kind": "download", "rank": 0})
+    content, buffers = panel.file()
+    assert buffers == [b"6789"] and not content["whole"] and "last 4 B" in content["note"]
+
+
+def test_lines_at_hand_stand_for_a_file_that_is_not_there(
+    panel: Panel, run: Run, facts: RunFacts
+) -> None:
+    collector = LocalCollector(facts)
+    run.attach(backend_of(collector))
+    collector.ingest(Batch(0, 0, 1, logs=[(1, "out", "é"), (2, "err", "two")]))
+    deadline = time.monotonic() + 5
+    while 0 not in run.mirror.logs:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    panel.ask({"kind": "download", "rank": 0})
+    content, buffers = panel.file()
+    assert buffers == ["é\ntwo\n".encode()]
+    assert not content["whole"] and "no log file" in content["note"]
+    collector.set_state("finished")
+    assert run._done.wait(5)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [None, "x", {}, {"kind": "pin"}, {"kind": "pin", "ranks": 3}, {"kind": "download"},
+     {"kind": "download", "rank": "../x"}, {"kind": "download", "rank": True}],
+)  # fmt: skip
+def test_odd_messages_do_nothing(panel: Panel, message: Any) -> None:
+    before = threading.active_count()
+    panel.ask(message)
+    assert not panel.sent and threading.active_count() == before
