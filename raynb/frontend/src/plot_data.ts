@@ -5,7 +5,7 @@
  * median, a band from the smallest to the largest value and the worst rank;
  * pinned ranks keep their own lines.
  */
-import type { Series } from "./model";
+import type { Series } from "./series";
 
 export const MAX_LINES = 16;
 /** Up to this many ranks each line also shows its buckets' min to max. */
@@ -13,7 +13,7 @@ const MAX_BANDED = 4;
 /** Points of an aggregate: more than a notebook's width can show. */
 const MAX_GRID = 600;
 
-export type XAxis = "step" | "time";
+export type XAxis = "step" | "epoch" | "time";
 /** null: a gap (the value is NaN). undefined: no value at this x. */
 export type Column = (number | null | undefined)[];
 

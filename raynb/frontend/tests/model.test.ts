@@ -1,6 +1,6 @@
 import { beforeEach, describe, expect, it } from "vitest";
 import { MAX_EVENTS, MAX_LOG_LINES, PanelState } from "../src/model";
-import { decode } from "../src/wire";
+import { decode } from "../src/decode";
 import { bucket, delta, event, log, run, series, snapshot, worker, type Part } from "./messages";
 
 let state: PanelState;
@@ -11,7 +11,7 @@ beforeEach(() => {
 function apply(content: object, parts: Part[] = []): ReturnType<PanelState["apply"]> {
   const { series: entries, buffers } = series(...parts);
   const { message } = decode(parts.length > 0 ? { ...content, series: entries } : content, buffers);
-  if (message === null || message.kind === "ack") throw new Error("not an update");
+  if (message === null || message.kind === "ack" || message.kind === "file") throw new Error("not an update");
   return state.apply(message);
 }
 

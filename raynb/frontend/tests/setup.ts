@@ -31,5 +31,6 @@ window.matchMedia = (media: string): MediaQueryList => ({
 
 afterEach(() => {
   document.body.replaceChildren();
+  sessionStorage.clear();
   for (const { name } of [...document.body.attributes]) document.body.removeAttribute(name);
 });

@@ -1,10 +1,11 @@
 import { describe, expect, it } from "vitest";
-import { decode, LIMITS, type Update } from "../src/wire";
+import { decode } from "../src/decode";
+import { LIMITS, type Update } from "../src/wire";
 import { bucket, delta, log, run, series, snapshot, worker } from "./messages";
 
 function update(content: unknown, buffers: readonly unknown[] = []): Update {
   const { message } = decode(content, buffers);
-  if (message === null || message.kind === "ack") throw new Error("not an update");
+  if (message === null || message.kind === "ack" || message.kind === "file") throw new Error("not an update");
   return message;
 }
 
