@@ -1,0 +1,64 @@
+/** The values under the pointer, in a small box beside it. */
+import { h, setText, show } from "./dom";
+import { swatch } from "./icons";
+import type { LineStyle } from "./palette";
+
+export interface TooltipRow {
+  style: LineStyle & { width: number };
+  label: string;
+  value: string;
+}
+
+interface Row {
+  node: HTMLElement;
+  label: HTMLElement;
+  value: HTMLElement;
+  style: string;
+}
+
+export class Tooltip {
+  readonly node = h("div", { class: "rn-tooltip", attrs: { "aria-hidden": "true" } });
+  private readonly heading = h("div", { class: "rn-tooltip-head" });
+  private readonly more = h("div", { class: "rn-note" });
+  private readonly rows: Row[] = [];
+
+  constructor() {
+    this.node.append(this.heading, this.more);
+    this.node.hidden = true;
+  }
+
+  /** `left` and `width` in pixels of the box around the tooltip. */
+  show(left: number, width: number, heading: string, rows: TooltipRow[], more: string): void {
+    setText(this.heading, heading);
+    setText(this.more, more);
+    rows.forEach((row, i) => this.fill(i, row));
+    this.rows.forEach(({ node }, i) => show(node, i < rows.length));
+    // On the side with more room, off the pointer.
+    const onRight = left < width / 2;
+    this.node.style.left = onRight ? `${left + 14}px` : "auto";
+    this.node.style.right = onRight ? "auto" : `${width - left + 14}px`;
+    show(this.node, true);
+  }
+
+  hide(): void {
+    show(this.node, false);
+  }
+
+  private fill(i: number, { style, label, value }: TooltipRow): void {
+    let row = this.rows[i];
+    if (row === undefined) {
+      const [labelNode, valueNode] = [h("span"), h("span", { class: "rn-value" })];
+      const node = h("div", { class: "rn-tooltip-row" }, swatch("", [], 1), labelNode, valueNode);
+      row = { node, label: labelNode, value: valueNode, style: "" };
+      this.rows.push(row);
+      this.more.before(node);
+    }
+    const look = JSON.stringify(style);
+    if (look !== row.style) {
+      row.style = look;
+      row.node.firstElementChild?.replaceWith(swatch(style.stroke, style.dash, style.width));
+    }
+    setText(row.label, label);
+    setText(row.value, value);
+  }
+}
