@@ -324,7 +324,7 @@ function columns(scale: () => number): Column<ShardRow>[] {
       key: "rank",
       label: "rank",
       title: "Click a row to pin its rank in the charts",
-      width: 52,
+      width: 62,
       numeric: true,
       always: true,
       first: "ascending",

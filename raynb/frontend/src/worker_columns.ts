@@ -15,8 +15,10 @@ import {
 import { icon, swatch, type IconName } from "./icons";
 import { rankStyle } from "./palette";
 import { known, median, total } from "./stats";
+import { PARTS } from "./panels/split_bar";
 import { textCell, type Cell, type Column } from "./table";
 import type { Theme } from "./theme";
+import { ownSeconds, splitOf, type Split } from "./vitals";
 import type { Worker, WorkerStatus } from "./wire";
 
 /** A rank whose own time a step is this many times the median is slow. */
@@ -25,8 +27,8 @@ export const SLOW_FACTOR = 1.3;
 /** A worker and what comparing it with the others tells. */
 export interface RankRow {
   worker: Worker;
-  /** How many times the median its own time a step is, where that is slow. */
-  slow: number | null;
+  /** Its own time a step, as so many times the median of all ranks'. */
+  own: number | null;
   pinned: boolean;
 }
 
@@ -48,29 +50,40 @@ export const STATUSES: Record<WorkerStatus, { icon: IconName; tone: string; orde
   finished: { icon: "check", tone: "good", order: 6 },
 };
 
-/** The parts of a step, in the order in which their bar shows them. */
-export const STEP_PARTS = [
-  { key: "rest", label: "compute", what: "the rest: forward, backward, optimizer" },
-  { key: "wait", label: "data wait", what: "waiting for the next batch" },
-  { key: "sync", label: "gradient sync", what: "waiting for the other ranks' gradients" },
-  { key: "report", label: "report()", what: "inside ray.train.report()" },
-] as const;
+/** The rank's own work first, so that where it ends compares the ranks; then the wait. */
+const STEP_PARTS: readonly (keyof Split)[] = ["rest", "wait", "report", "sync"];
+const WORDS = Object.fromEntries(PARTS.map(({ part, words }) => [part, words])) as Record<keyof Split, string>;
+const MEANING: Record<keyof Split, string> = {
+  rest: "forward, backward, optimizer and all else",
+  wait: "waiting for the next batch",
+  sync: "waiting for the other ranks' gradients",
+  report: "inside ray.train.report()",
+};
 
-/** The time that is the rank's own: a step less the wait for the others. */
-export function ownTime(worker: Worker): number | null {
-  return worker.step_s === null ? null : worker.step_s - (worker.sync_s ?? 0);
+export function stepLegend(): HTMLElement {
+  return h(
+    "span",
+    { class: "rn-parts-legend", attrs: { "aria-label": "Parts of the step time" } },
+    ...STEP_PARTS.map((part) =>
+      h("span", { title: MEANING[part] }, h("span", { class: `rn-part-key rn-split-${part}` }), WORDS[part]),
+    ),
+  );
 }
 
-/** Rank -> how many times the median, for the ranks that are slow. */
-export function slowRanks(workers: readonly Worker[]): Map<number, number> {
-  const slow = new Map<number, number>();
-  const middle = median(workers.map(ownTime));
-  if (middle === null || middle <= 0) return slow;
+/** Rank -> its own time as so many times the median; a lone rank has no peers to compare with. */
+export function ownRatios(workers: readonly Worker[]): Map<number, number> {
+  const ratios = new Map<number, number>();
+  const middle = median(workers.map(ownSeconds));
+  if (middle === null || middle <= 0 || workers.length < 2) return ratios;
   for (const worker of workers) {
-    const own = ownTime(worker);
-    if (own !== null && own > SLOW_FACTOR * middle) slow.set(worker.rank, own / middle);
+    const own = ownSeconds(worker);
+    if (own !== null) ratios.set(worker.rank, own / middle);
   }
-  return slow;
+  return ratios;
+}
+
+export function isSlow({ own }: RankRow): boolean {
+  return own !== null && own > SLOW_FACTOR;
 }
 
 /** Since when the train function makes no progress, in words; else null. */
@@ -112,25 +125,25 @@ export function workerColumns(around: Surroundings): Column<RankRow>[] {
       key: "rank",
       label: "rank",
       title: "Click a row to pin its rank in the charts",
-      width: 64,
+      width: 62,
       numeric: true,
       always: true,
       first: "ascending",
       value: ({ worker }) => worker.rank,
       cell: () => rankCell(around),
-      summary: (rows) => ({ text: `${formatCount(rows.length)} ×`, title: plural(rows.length, "rank") }),
+      summary: (rows) => ({ text: formatCount(rows.length), title: plural(rows.length, "rank") }),
     },
     {
       key: "status",
       label: "status",
       title: "What the worker does now",
-      width: 118,
+      width: 130,
       always: true,
       value: ({ worker }) => STATUSES[worker.status].order - (worker.still_since === null ? 0 : 0.5),
       cell: () => statusCell(around),
       summary: () => ({ text: "median", title: "of the ranks shown, unless a sum is named" }),
     },
-    number("step", "step", 62, "Newest step", ({ step }) => step, formatCount, {
+    number("step", "step", 56, "Newest step", ({ step }) => step, formatCount, {
       always: true,
       summary: (rows) => {
         const steps = known(rows.map(({ worker }) => worker.step));
@@ -141,21 +154,36 @@ export function workerColumns(around: Surroundings): Column<RankRow>[] {
         };
       },
     }),
-    number("rate", "steps/s", 58, "Steps a second", ({ rate }) => rate, rateText),
+    number("rate", "steps/s", 60, "Steps a second", ({ rate }) => rate, rateText),
     {
       key: "split",
       label: "step time",
       title: "Mean seconds a step over the last ten seconds, and what they go to",
-      width: 168,
+      width: 146,
+      numeric: true,
       value: ({ worker }) => worker.step_s,
-      first: "descending",
       cell: () => splitCell(around),
       summary: (rows) => ({
         text: formatSeconds(median(rows.map(({ worker }) => worker.step_s))),
-        title: splitTitle(middleWorker(rows)),
+        title: `median\n${stepTitle(middleTiming(rows), null)}`,
       }),
     },
-    number("rows", "rows/s", 62, "Rows of the training loader a second", ({ rows_rate }) => rows_rate, formatShort, {
+    {
+      key: "own",
+      label: "own",
+      title:
+        "The rank's own time a step, without the wait for the others' gradients, " +
+        `as so many times the median; more than ${SLOW_FACTOR} is slow`,
+      width: 78,
+      numeric: true,
+      value: ({ own }) => own,
+      cell: ownCell,
+      summary: (rows) => {
+        const slow = rows.filter(isSlow).length;
+        return { text: slow === 0 ? "" : `${formatCount(slow)} slow`, title: "" };
+      },
+    },
+    number("rows", "rows/s", 66, "Rows of the training loader a second", ({ rows_rate }) => rows_rate, formatShort, {
       summary: (rows) => ({
         text: `Σ ${formatShort(total(rows.map(({ worker }) => worker.rows_rate)))}`,
         title: "sum over the ranks shown",
@@ -165,7 +193,7 @@ export function workerColumns(around: Surroundings): Column<RankRow>[] {
       key: "util",
       label: "use",
       title: "How busy the device is",
-      width: 104,
+      width: 86,
       numeric: true,
       value: ({ worker }) => worker.util,
       cell: () => barCell(({ worker }) => ({
@@ -180,7 +208,7 @@ export function workerColumns(around: Surroundings): Column<RankRow>[] {
       key: "memory",
       label: "memory",
       title: "Memory of the device: in use of all there is",
-      width: 172,
+      width: 174,
       numeric: true,
       value: ({ worker }) => worker.mem_used,
       cell: () => barCell(({ worker }) => ({
@@ -188,20 +216,20 @@ export function workerColumns(around: Surroundings): Column<RankRow>[] {
         inner: shareOf(worker.mem_process, worker.mem_total),
         text: formatMemory(worker.mem_used, worker.mem_total),
         title: memoryTitle(worker),
-        mark: worker.device_wide ? "device-wide" : "",
+        mark: worker.device_wide ? "shared" : "",
       })),
       summary: (rows) => ({
         text: formatBytes(median(rows.map(({ worker }) => worker.mem_used))),
         title: "median in use",
       }),
     },
-    number("temperature", "°C", 42, "Temperature of the GPU", ({ temperature }) => temperature, roundText),
+    number("temperature", "°C", 38, "Temperature of the GPU", ({ temperature }) => temperature, roundText),
     number("power", "W", 44, "Power draw of the GPU", ({ power }) => power, roundText),
-    number("cpu", "cpu", 54, "Percent of the worker's CPUs, its children included", ({ cpu }) => cpu, formatPercent, {
+    number("cpu", "cpu", 56, "Percent of the worker's CPUs, its children included", ({ cpu }) => cpu, formatPercent, {
       hint: ({ threads, cores }) =>
         `${threads === null ? UNKNOWN : plural(threads, "torch thread")} on ${cores === null ? UNKNOWN : plural(cores, "core")}`,
     }),
-    number("rss", "rss", 68, "Resident memory of the worker and its children", ({ rss }) => rss, formatBytes),
+    number("rss", "rss", 62, "Resident memory of the worker and its children", ({ rss }) => rss, formatBytes),
     number("reports", "reports", 58, "Calls of ray.train.report() in this attempt", ({ reports }) => reports, formatCount),
     number("age", "record", 58, "Time since the newest record", ({ last_report }) =>
       last_report === null ? null : Math.max(0, around.now - last_report), formatDuration, {
@@ -291,55 +319,60 @@ function statusCell(around: Surroundings): Cell<RankRow> {
 }
 
 function splitCell(around: Surroundings): Cell<RankRow> {
-  const parts = STEP_PARTS.map(({ key }) => h("span", { class: `rn-part rn-part-${key}` }));
-  const bar = h("span", { class: "rn-bar-track rn-split" }, ...parts);
-  const label = h("span", { class: "rn-split-label" });
-  const tag = h("span", { class: "rn-tag rn-slow-tag" });
-  const node = h("td", {}, h("div", { class: "rn-bar" }, bar, label, tag));
+  const parts = STEP_PARTS.map((part) => h("span", { class: `rn-part rn-split-${part}` }));
+  const bar = h("span", { class: "rn-bar-track rn-step-bar" }, ...parts);
+  const label = h("span", { class: "rn-step-label" });
+  const node = h("td", {}, h("div", { class: "rn-bar" }, bar, label));
   return {
     node,
-    set({ worker, slow }) {
-      const split = splitOf(worker);
+    set(row) {
+      const { worker } = row;
+      const { step_s } = worker;
+      const split = splitOf(worker) ?? (step_s === null ? null : WHOLE);
       bar.classList.toggle("rn-unknown-track", split === null);
-      STEP_PARTS.forEach(({ key }, i) => {
-        const share = split === null || around.stepScale <= 0 ? 0 : (split[key] ?? 0) / around.stepScale;
-        setWidth(parts[i], share);
-      });
-      setText(label, formatSeconds(worker.step_s));
-      show(tag, slow !== null);
-      setText(tag, slow === null ? "" : `slow ${slow.toFixed(1)}×`);
-      setTitle(node, splitTitle(worker, slow));
+      const length = step_s === null ? 0 : (shareOf(step_s, around.stepScale) ?? 0);
+      STEP_PARTS.forEach((part, i) => setWidth(parts[i], length * (split?.[part] ?? 0)));
+      setText(label, formatSeconds(step_s));
+      setTitle(node, stepTitle(worker, row.own));
     },
   };
 }
 
-type Split = Record<(typeof STEP_PARTS)[number]["key"], number | null>;
+/** A step of which only the whole is known. */
+const WHOLE: Split = { wait: 0, sync: 0, report: 0, rest: 1 };
 
-export function splitOf(worker: Pick<Worker, "step_s" | "wait_s" | "sync_s" | "report_s">): Split | null {
-  const { step_s, wait_s, sync_s, report_s } = worker;
-  if (step_s === null) return null;
+type Timing = Pick<Worker, "step_s" | "wait_s" | "sync_s" | "report_s" | "note">;
+
+function stepTitle(timing: Timing, own: number | null): string {
+  const { step_s, wait_s, sync_s, report_s, note } = timing;
+  if (step_s === null) return note ?? "no step was timed in the last seconds";
   const rest = Math.max(0, step_s - (wait_s ?? 0) - (sync_s ?? 0) - (report_s ?? 0));
-  return { rest, wait: wait_s, sync: sync_s, report: report_s };
+  const seconds: Record<keyof Split, number | null> = { rest, wait: wait_s, sync: sync_s, report: report_s };
+  const lines = STEP_PARTS.map((part) => {
+    const share = shareOf(seconds[part], step_s);
+    const percent = share === null ? "" : ` (${formatPercent(100 * share)})`;
+    return `${WORDS[part]}: ${formatSeconds(seconds[part])}${percent}, ${MEANING[part]}`;
+  });
+  const remark = own === null ? [] : [`own time: ${own.toFixed(2)} times the median of the ranks`];
+  return [`${formatSeconds(step_s)} a step`, ...lines, ...remark].join("\n");
 }
 
-function splitTitle(
-  worker: Pick<Worker, "step_s" | "wait_s" | "sync_s" | "report_s" | "note">,
-  slow: number | null = null,
-): string {
-  const split = splitOf(worker);
-  if (split === null) return worker.note ?? "no step was measured in the last seconds";
-  const lines = STEP_PARTS.map(({ key, label, what }) => {
-    const seconds = split[key];
-    const share = seconds === null || !worker.step_s ? "" : ` (${formatPercent((100 * seconds) / worker.step_s)})`;
-    return `${label}: ${formatSeconds(seconds)}${share}, ${what}`;
-  });
-  const head = `${formatSeconds(worker.step_s)} a step`;
-  const remark = slow === null ? [] : [`its own time is ${slow.toFixed(2)} times the median of the ranks`];
-  return [head, ...lines, ...remark].join("\n");
+function ownCell(): Cell<RankRow> {
+  const node = h("td");
+  return {
+    node,
+    set(row) {
+      const slow = isSlow(row);
+      const times = row.own === null ? UNKNOWN : `${row.own.toFixed(row.own < 10 ? 1 : 0)}×`;
+      setText(node, slow ? `slow ${times}` : times);
+      node.classList.toggle("rn-slow-cell", slow);
+      setTitle(node, stepTitle(row.worker, row.own));
+    },
+  };
 }
 
 /** The medians of the parts, as if of one worker. */
-function middleWorker(rows: readonly RankRow[]): Parameters<typeof splitTitle>[0] {
+function middleTiming(rows: readonly RankRow[]): Timing {
   const of = (key: "step_s" | "wait_s" | "sync_s" | "report_s"): number | null =>
     median(rows.map(({ worker }) => worker[key]));
   return { step_s: of("step_s"), wait_s: of("wait_s"), sync_s: of("sync_s"), report_s: of("report_s"), note: null };

@@ -122,8 +122,8 @@ export function mount(root: HTMLElement, ctx: Context): View {
     };
     if (hint.ranks.length > 0) row(hint.ranks.length === 1 ? "rank" : "ranks", ranks);
     if (hint.evidence !== "") row("evidence", h("span", { text: hint.evidence }));
-    if (hint.threshold !== "") row("said when", h("span", { text: hint.threshold }));
-    if (hint.fix !== "") row("to fix it", fixOf(hint.fix));
+    if (hint.threshold !== "") row("threshold", h("span", { text: hint.threshold }));
+    if (hint.fix !== "") row("fix", fixOf(hint.fix));
     node.append(rows);
     return { node, hint, time, ranks };
   }

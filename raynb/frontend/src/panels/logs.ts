@@ -70,7 +70,7 @@ export function mount(root: HTMLElement, ctx: Context): View {
       { class: "rn-toolbar" },
       h("label", { class: "rn-key", text: "output of", attrs: { for: rankId } }),
       rankSelect,
-      h("span", { class: "rn-search" }, search, previous, next),
+      h("span", { class: "rn-log-search" }, search, previous, next),
       found,
       errOnly,
       follow,
@@ -167,6 +167,7 @@ export function mount(root: HTMLElement, ctx: Context): View {
     lines = onlyErr ? ofRank.filter((line) => line.stream === "err") : [...ofRank];
     hits = query === "" ? [] : lines.filter((line) => matches(line, query));
     if (current !== null && !hits.includes(current)) current = null;
+    list.classList.toggle("rn-with-rank", rank === null);
     shown.set(lines, !following);
     if (following) shown.toEnd();
     drawWords(state);

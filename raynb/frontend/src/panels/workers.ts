@@ -5,14 +5,15 @@ import { formatCount, plural } from "../format";
 import { icon } from "../icons";
 import type { Changed, PanelState } from "../model";
 import { nodeTable } from "../node_table";
-import { parseRankFilter, type RankFilter } from "../rank_filter";
+import { parseRankFilter, type Filtered, type RankFilter } from "../rank_filter";
 import { median } from "../stats";
 import { Table } from "../table";
 import type { Worker, WorkerStatus } from "../wire";
 import {
-  slowRanks,
+  isSlow,
+  ownRatios,
   STATUSES,
-  STEP_PARTS,
+  stepLegend,
   stillText,
   workerColumns,
   type RankRow,
@@ -39,13 +40,7 @@ export function mount(root: HTMLElement, ctx: Context): View {
     },
   });
   const counts = h("span", { class: "rn-counts" });
-  const legend = h(
-    "span",
-    { class: "rn-parts-legend", attrs: { "aria-label": "Parts of the step time" } },
-    ...STEP_PARTS.map(({ key, label, what }) =>
-      h("span", { title: what }, h("span", { class: `rn-part-key rn-part-${key}` }), label),
-    ),
-  );
+  const legend = stepLegend();
   const toolbar = h(
     "div",
     { class: "rn-toolbar" },
@@ -62,7 +57,7 @@ export function mount(root: HTMLElement, ctx: Context): View {
     sort: { key: "rank", direction: "ascending" },
     note: ({ worker }) => stillText(worker, around.now),
     onRow: ({ worker }) => ctx.pin(worker.rank),
-    rowClass: ({ slow, pinned }) => `${slow === null ? "" : "rn-slow"} ${pinned ? "rn-pinned" : ""}`.trim(),
+    rowClass: ({ pinned }) => (pinned ? "rn-pinned" : ""),
     summaryFrom: SUMMARY_FROM,
   });
   const empty = h("div", { class: "rn-empty" });
@@ -99,19 +94,19 @@ export function mount(root: HTMLElement, ctx: Context): View {
     around.now = latest.now();
     around.theme = ctx.theme();
     around.stepScale = stepScale(workers);
-    const slow = slowRanks(workers);
+    const ratios = ownRatios(workers);
     const all = workers.map((worker): RankRow => ({
       worker,
-      slow: slow.get(worker.rank) ?? null,
+      own: ratios.get(worker.rank) ?? null,
       pinned: ctx.choices.pinned.has(worker.rank),
     }));
-    const rows = filter === null ? all : all.filter((row) => matches(row, filter));
+    const rows = filter === null ? all : all.filter(matching(filter));
     show(empty, rows.length === 0);
     setText(empty, any ? "No rank matches the filter." : "No workers yet.");
     show(table.node, rows.length > 0);
     show(legend, workers.some(({ step_s }) => step_s !== null));
     table.set(rows, all);
-    drawCounts(workers, slow.size, rows.length);
+    drawCounts(workers, all.filter(isSlow).length, rows.length);
   }
 
   let counted = "";
@@ -145,18 +140,23 @@ export function mount(root: HTMLElement, ctx: Context): View {
   };
 }
 
-function matches({ worker, slow }: RankRow, filter: RankFilter | null): boolean {
-  return filter === null || filter({
+function matching(filter: RankFilter): (row: RankRow) => boolean {
+  return (row) => filter(wordsOf(row));
+}
+
+function wordsOf(row: RankRow): Filtered {
+  const { worker } = row;
+  return {
     rank: worker.rank,
     texts: [
       worker.node,
       worker.ip,
       worker.status,
       worker.device,
-      slow === null ? null : "slow",
+      isSlow(row) ? "slow" : null,
       worker.still_since === null ? null : "still",
     ],
-  });
+  };
 }
 
 function stepScale(workers: readonly Worker[]): number {

@@ -139,11 +139,6 @@ function runNow(over: object = {}): object {
   });
 }
 
-const tab = query.get("tab");
-// As the panel keeps it: the choice of a run without a name.
-if (tab !== null) sessionStorage.setItem("raynb.panel:", JSON.stringify({ tab }));
-else sessionStorage.clear();
-
 const lineCount = Number(query.get("lines") ?? 40);
 let seq = 1;
 let step = scene === "waiting" ? 0 : steps;
@@ -195,6 +190,8 @@ model.send = (message) => {
 };
 
 void panel.render({ model, el });
+const tab = query.get("tab");
+if (tab !== null) el.querySelector<HTMLElement>(`.rn-tab[data-tab="${tab}"]`)?.click();
 
 if (hz > 0 && scene === "running") {
   setInterval(() => {
