@@ -216,7 +216,7 @@ export class Chart {
           },
           {
             ...axis,
-            size: 58,
+            size: 52,
             space: 34,
             values: (_, splits) => splits.map((at) => (at === null ? "" : formatValue(at))),
           },

@@ -33,11 +33,12 @@ export class Tooltip {
     setText(this.more, more);
     rows.forEach((row, i) => this.fill(i, row));
     this.rows.forEach(({ node }, i) => show(node, i < rows.length));
-    // On the side with more room, off the pointer.
-    const onRight = left < width / 2;
-    this.node.style.left = onRight ? `${left + 14}px` : "auto";
-    this.node.style.right = onRight ? "auto" : `${width - left + 14}px`;
     show(this.node, true);
+    // On the side with more room, off the pointer; inside the box where it fits.
+    const own = this.node.offsetWidth;
+    const wanted = left < width / 2 ? left + 14 : left - 14 - own;
+    const inside = Math.max(0, Math.min(wanted, width - own));
+    this.node.style.left = `${Math.round(inside)}px`;
   }
 
   hide(): void {

@@ -74,7 +74,7 @@ export function throughput(workers: readonly Worker[]): Vital {
 
 export function stepTime(workers: readonly Worker[]): Vital {
   const middle = median(workers.map(({ step_s }) => step_s));
-  return { value: middle === null ? "n/a" : `${formatSeconds(middle)} a step`, note: "" };
+  return { value: formatSeconds(middle), note: "" };
 }
 
 export function slowest(workers: readonly Worker[]): Vital {
@@ -101,7 +101,7 @@ export function shares(workers: readonly Worker[]): Vital {
   const each = least === most ? `${formatCount(most)} rows each` : `${formatCount(least)} to ${formatCount(most)} rows each`;
   const without = workers.length - first.length;
   return {
-    value: all > 0 ? `${formatPercent((100 * seen) / all)} of the epoch` : "n/a",
+    value: all > 0 ? `${formatPercent((100 * seen) / all)} seen` : "n/a",
     note: without > 0 ? `${each}, ${plural(without, "rank")} n/a` : each,
   };
 }

@@ -23,8 +23,9 @@ export interface CardEvents {
 
 interface Value {
   line: PlotLine;
+  label: string;
   value: number;
-  /** Beside the value: the band's range, say. */
+  /** Beside the value: as it came, where it is smoothed. */
   more: string;
 }
 
@@ -141,14 +142,14 @@ export class ChartCard {
       return;
     }
     const values = valuesAt(this.data, at).filter(({ line }) => !this.hidden.has(line.key));
-    const sorted = worstFirst(this.metric, values, ({ value }) => value);
-    // The median is no rank: it leads.
-    const first = sorted.filter(({ line }) => line.kind === "median");
-    const ranked = [...first, ...sorted.filter(({ line }) => line.kind !== "median")];
+    // The values across ranks lead.
+    const across = values.filter(({ line }) => line.kind === "median");
+    const own = values.filter(({ line }) => line.kind !== "median");
+    const ranked = [...across, ...worstFirst(this.metric, own, ({ value }) => value)];
     const rows = ranked.slice(0, MAX_VALUES).map(
-      ({ line, value, more }): TooltipRow => ({
+      ({ line, label, value, more }): TooltipRow => ({
         style: lineStyle(line, this.theme),
-        label: line.label,
+        label,
         value: `${formatValue(value)}${more}`,
       }),
     );
@@ -167,15 +168,14 @@ function valuesAt({ lines }: PlotData, at: Pointed): Value[] {
     if (index === undefined) return [];
     const value = line.odd.get(index) ?? line.values[index];
     if (value === null || value === undefined) return [];
-    const [lo, hi] = [line.band?.[0][index], line.band?.[1][index]];
-    const ranged = line.kind === "median" && typeof lo === "number" && typeof hi === "number";
     const raw = line.raw?.[index];
-    const more = ranged
-      ? `  (${formatValue(lo)} to ${formatValue(hi)})`
-      : typeof raw === "number"
-        ? `  (raw ${formatValue(raw)})`
-        : "";
-    return [{ line, value, more }];
+    const more = typeof raw === "number" ? `  (raw ${formatValue(raw)})` : "";
+    const own = { line, label: line.label, value, more };
+    if (line.kind !== "median" || line.band === null) return [own];
+    const [lo, hi] = [line.band[0][index], line.band[1][index]];
+    const edge = (label: string, of: number | null | undefined): Value[] =>
+      typeof of === "number" ? [{ line, label, value: of, more: "" }] : [];
+    return [...edge("largest", hi), { ...own, label: "median" }, ...edge("smallest", lo)];
   });
 }
 

@@ -42,7 +42,8 @@ export function mount(root: HTMLElement, ctx: Context): View {
   const toolbar = h("div", { class: "rn-toolbar" }, axis.node, log, smooth.node, pin.node, unzoom);
   const grid = h("div", { class: "rn-cards" });
   const legend = new Legend(ctx);
-  const charts = h("div", { class: "rn-charts" }, picker.node, toolbar, grid, legend.node);
+  const controls = h("div", { class: "rn-controls" }, picker.node, toolbar);
+  const charts = h("div", { class: "rn-charts" }, controls, grid, legend.node);
   root.append(charts, empty);
 
   const cards = new Map<string, Card>();

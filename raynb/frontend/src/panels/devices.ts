@@ -4,7 +4,7 @@ import { h, setText, setTitle, show } from "../dom";
 import type { Changed, PanelState } from "../model";
 import { active, busy, meanSplit, shares, slowest, stepTime, throughput, type Vital } from "../vitals";
 import { CellMap } from "./cells";
-import { SplitBar, splitText } from "./split_bar";
+import { SplitBar, SplitLegend } from "./split_bar";
 import { Tiles } from "./tiles";
 
 /** Up to so many ranks have a tile each. */
@@ -13,11 +13,13 @@ const MAX_TILES = 16;
 export function mount(root: HTMLElement, ctx: Context): View {
   const use = vital("devices busy");
   const rows = vital("throughput");
-  const step = vital("time");
+  const step = vital("a step takes");
   const slow = vital("slowest");
-  const data = vital("data");
+  const data = vital("data of the epoch");
   const split = new SplitBar();
-  step.node.append(split.node);
+  const legend = new SplitLegend();
+  step.node.classList.add("rn-vital-wide");
+  step.node.append(split.node, legend.node);
   const vitals = h("div", { class: "rn-vitals" }, use.node, rows.node, step.node, slow.node, data.node);
   const tiles = new Tiles(ctx);
   const cells = new CellMap(ctx);
@@ -33,8 +35,9 @@ export function mount(root: HTMLElement, ctx: Context): View {
     use.set(busy(shown));
     rows.set(throughput(shown));
     const mean = meanSplit(shown);
-    step.set({ ...stepTime(shown), note: mean === null ? "split n/a" : splitText(mean) });
+    step.set(stepTime(shown));
     split.set(mean);
+    legend.set(mean);
     slow.set(slowest(shown));
     data.set(shares(shown));
     const few = workers.size <= MAX_TILES;
@@ -56,6 +59,7 @@ function vital(name: string): { node: HTMLElement; set(vital: Vital): void } {
     set(shown) {
       setText(value, shown.value);
       setText(note, shown.note);
+      show(note, shown.note !== "");
       setTitle(note, shown.note);
     },
   };

@@ -47,6 +47,8 @@ export class MetricPicker {
       }
       setAttr(button, "aria-pressed", String(shown.includes(name)));
     }
+    // Of one metric there is nothing to choose.
+    show(this.node, metrics.length > 1);
     show(this.search, metrics.length >= SEARCH_FROM);
     this.filter();
   }

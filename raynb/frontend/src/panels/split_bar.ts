@@ -1,13 +1,14 @@
 /** A step's time as a bar of four parts, told apart by place, pattern and words. */
-import { h, setTitle } from "../dom";
+import { h, setText, setTitle } from "../dom";
 import { formatPercent } from "../format";
 import type { Split } from "../vitals";
 
+/** The rank's own work first: where it ends compares the ranks. */
 export const PARTS: readonly { part: keyof Split; words: string }[] = [
-  { part: "wait", words: "data" },
-  { part: "sync", words: "peers" },
-  { part: "report", words: "report" },
   { part: "rest", words: "compute" },
+  { part: "wait", words: "data" },
+  { part: "report", words: "report" },
+  { part: "sync", words: "peers" },
 ];
 
 export class SplitBar {
@@ -19,7 +20,7 @@ export class SplitBar {
   }
 
   set(split: Split | null): void {
-    this.node.classList.toggle("rn-unknown", split === null);
+    this.node.classList.toggle("rn-unknown-track", split === null);
     PARTS.forEach(({ part }, i) => {
       const node = this.parts[i];
       if (node === undefined) return;
@@ -29,6 +30,26 @@ export class SplitBar {
     const words = split === null ? "split of the step: n/a" : splitText(split);
     setTitle(this.node, words);
     this.node.setAttribute("aria-label", words);
+  }
+}
+
+/** What the patterns of a bar mean, with the shares in words. */
+export class SplitLegend {
+  readonly node = h("span", { class: "rn-sub rn-split-legend" });
+  private readonly shares = PARTS.map(() => h("span"));
+
+  constructor() {
+    PARTS.forEach(({ part, words }, i) => {
+      const share = this.shares[i] ?? "";
+      this.node.append(h("span", {}, h("i", { class: `rn-split-${part}` }), `${words} `, share));
+    });
+  }
+
+  set(split: Split | null): void {
+    PARTS.forEach(({ part }, i) => {
+      const node = this.shares[i];
+      if (node !== undefined) setText(node, formatPercent(split === null ? null : split[part] * 100));
+    });
   }
 }
 

@@ -82,7 +82,7 @@ function makeTile(rank: number, onPress: () => void): Tile {
       status.className = `rn-tile-status rn-tone-${worker.status === "failed" ? "bad" : "busy"}`;
       const percent = worker.util;
       fill.style.width = `${Math.min(100, Math.max(0, percent ?? 0)).toFixed(1)}%`;
-      track.parentElement?.classList.toggle("rn-unknown", percent === null);
+      track.classList.toggle("rn-unknown-track", percent === null);
       setText(use, `${worker.device_kind ?? ""} ${formatPercent(percent)}`.trim());
       split.set(splitOf(worker));
       setText(step, worker.step_s === null ? UNKNOWN : formatSeconds(worker.step_s));
