@@ -174,7 +174,7 @@ export function workerColumns(around: Surroundings): Column<RankRow>[] {
       title:
         "The rank's own time a step, without the wait for the others' gradients, " +
         `as so many times the median; more than ${SLOW_FACTOR} is slow`,
-      width: 78,
+      width: 88,
       numeric: true,
       value: ({ own }) => own,
       cell: ownCell,
