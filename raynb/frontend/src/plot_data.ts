@@ -235,8 +235,8 @@ const HIGH_IS_GOOD = new Set(
 
 /** Which end of a metric is the bad one, by its name; null where that tells nothing. */
 export function badEnd(metric: string): "high" | "low" | null {
-  const words = metric
-    .replace(/([a-z])([A-Z])/g, "$1 $2")
+  // "valLoss" is two words, "mAP" is one.
+  const words = `${metric} ${metric.replace(/([a-z])([A-Z])/g, "$1 $2")}`
     .toLowerCase()
     .split(/[^a-z0-9]+/);
   if (words.some((word) => LOW_IS_GOOD.has(word))) return "high";

@@ -63,7 +63,7 @@ export class Tabs {
   setBadge(name: TabName, { count, words, tone }: Badge): void {
     const { button, badge } = this.tabs[name];
     show(badge, count > 0);
-    setText(badge, count > 99 ? "99+" : String(count));
+    setText(badge, count > 99 ? "99+" : count > 0 ? String(count) : "");
     setAttr(badge, "class", `rn-tab-badge rn-tone-${tone}`);
     setAttr(button, "aria-label", count > 0 ? `${WORDS[name]}, ${words}` : WORDS[name]);
   }

@@ -1,4 +1,4 @@
-/** What jsdom lacks and uPlot needs: a canvas to draw on, paths, media queries. */
+/** What jsdom lacks: a canvas to draw on, paths, media queries, object URLs. */
 import { afterEach } from "vitest";
 
 class NoPath {}
@@ -28,6 +28,9 @@ window.matchMedia = (media: string): MediaQueryList => ({
   removeListener: () => undefined,
   dispatchEvent: () => false,
 });
+
+// jsdom makes no object URLs, and follows links of none.
+Object.assign(URL, { createObjectURL: () => "#", revokeObjectURL: () => undefined });
 
 afterEach(() => {
   document.body.replaceChildren();
