@@ -413,7 +413,8 @@ export function barCell<T>(look: (item: T) => BarLook): Cell<T> {
 }
 
 export function setWidth(node: HTMLElement | undefined, share: number): void {
-  const width = `${(100 * Math.min(1, Math.max(0, share))).toFixed(1)}%`;
+  // As the browser writes it, so that a width that stays is not set again.
+  const width = `${Number((100 * Math.min(1, Math.max(0, share))).toFixed(1))}%`;
   if (node !== undefined && node.style.width !== width) node.style.width = width;
 }
 
