@@ -1,11 +1,14 @@
 /** The chart: the only module that knows uPlot. */
 import uPlot from "uplot";
 import { formatDuration, formatValue } from "./format";
-import { rankStyle, type LineStyle } from "./palette";
+import { lineStyle } from "./palette";
 import type { PlotData, PlotLine, XAxis } from "./plot_data";
 import type { Theme } from "./theme";
 
-const HEIGHT = 220;
+const HEIGHT = 190;
+/** Marks of values that are no number, in one chart. */
+const MAX_MARKS = 400;
+const MARK_SIZE = 3;
 
 export interface ChartOptions {
   x: XAxis;
@@ -14,23 +17,24 @@ export interface ChartOptions {
   hidden: ReadonlySet<string>;
 }
 
-export interface CursorValues {
-  x: number;
-  /** By the line's key. */
-  values: Map<string, number | null>;
+/** Where the reader points. */
+export interface Pointed {
+  /** The index into the data's x. */
+  index: number;
+  /** By the line's key, the index of its value nearest to the pointer. */
+  at: Map<string, number>;
+  /** In pixels, from the chart's left edge. */
+  left: number;
+  /** Whether the reader points into this chart, not into one beside it. */
+  here: boolean;
 }
 
 export interface ChartEvents {
   /** The reader points at an x, or no longer does. */
-  onCursor(at: CursorValues | null): void;
+  onPoint(at: Pointed | null): void;
   onZoom(zoomed: boolean): void;
-}
-
-export function lineStyle(line: PlotLine, theme: Theme): LineStyle & { width: number } {
-  const dark = theme === "dark";
-  if (line.kind === "median") return { stroke: dark ? "#5cb3ec" : "#0072b2", dash: [], width: 2 };
-  if (line.kind === "worst") return { stroke: dark ? "#ff8a3d" : "#d55e00", dash: [6, 3], width: 1.5 };
-  return { ...rankStyle(line.rank ?? 0, theme), width: 1.5 };
+  /** The reader wants to see all again. */
+  onReset(): void;
 }
 
 export class Chart {
@@ -41,10 +45,13 @@ export class Chart {
   private columns: number[] = [];
   private zoomed = false;
   private width = 0;
+  private byKeys = false;
   private readonly resizer: ResizeObserver | null;
 
+  /** Charts with the same `group` share pointer and zoom. */
   constructor(
     private readonly root: HTMLElement,
+    private readonly group: string,
     private readonly events: ChartEvents,
   ) {
     this.resizer =
@@ -57,6 +64,7 @@ export class Chart {
     this.columns = [];
     const table: uPlot.AlignedData = [data.x];
     for (const line of data.lines) {
+      if (line.raw !== null) table.push(line.raw as number[]);
       this.columns.push(table.length);
       table.push(line.values as number[]);
       if (line.band !== null) table.push(line.band[0] as number[], line.band[1] as number[]);
@@ -66,7 +74,9 @@ export class Chart {
       options.x,
       options.log,
       options.theme,
-      data.lines.map((line) => [line.key, line.kind, line.rank, line.band !== null]),
+      data.lines.map((line) => [
+        line.key, line.rank, line.pinned, line.raw !== null, line.band !== null,
+      ]),
     ]);
     if (this.plot === null || shape !== this.shape) {
       this.shape = shape;
@@ -87,7 +97,9 @@ export class Chart {
     const to = Math.min(last, Math.max(0, (plot.cursor.idx ?? (by > 0 ? -1 : last + 1)) + by));
     const x = xs?.[to];
     if (x === undefined) return;
+    this.byKeys = true;
     plot.setCursor({ left: plot.valToPos(x, "x"), top: plot.over.clientHeight / 2 });
+    this.byKeys = false;
   }
 
   hideCursor(): void {
@@ -95,6 +107,7 @@ export class Chart {
   }
 
   resetZoom(): void {
+    if (!this.zoomed) return;
     this.setZoomed(false);
     this.plot?.setData(this.plot.data, true);
   }
@@ -122,11 +135,11 @@ export class Chart {
     const plot = this.plot;
     if (plot === null) return;
     this.lines.forEach((line, i) => {
-      const column = this.columns[i];
-      if (column === undefined) return;
+      const column = this.columns[i] ?? 0;
       const visible = !hidden.has(line.key);
-      const count = line.band === null ? 1 : 3;
-      for (let c = column; c < column + count; c++) {
+      const first = column - (line.raw === null ? 0 : 1);
+      const last = column + (line.band === null ? 0 : 2);
+      for (let c = first; c <= last; c++) {
         if (plot.series[c]?.show !== visible) plot.setSeries(c, { show: visible });
       }
     });
@@ -146,14 +159,19 @@ export class Chart {
     const series: uPlot.Series[] = [{}];
     const bands: uPlot.Band[] = [];
     for (const line of this.lines) {
-      const { stroke, dash, width } = lineStyle(line, options.theme);
-      series.push({ stroke, dash: [...dash], width, points: { size: 4, fill: stroke } });
+      const { stroke, dash, width, fill } = lineStyle(line, options.theme);
+      if (line.raw !== null) {
+        series.push({ stroke: `${stroke}48`, width: 1, points: { show: false } });
+      }
+      const points = line.raw === null ? { size: 4, fill: stroke } : { show: false };
+      series.push({ stroke, dash: [...dash], width, points });
       if (line.band === null) continue;
       const edge: uPlot.Series = { stroke: "transparent", width: 0, points: { show: false } };
       const lo = series.length;
       series.push(edge, { ...edge });
-      bands.push({ series: [lo + 1, lo], fill: withAlpha(stroke, line.kind === "median" ? 0.16 : 0.1) });
+      bands.push({ series: [lo + 1, lo], fill });
     }
+    const axis = { stroke: text, font, grid, ticks: { ...grid, size: 4 }, gap: 4 };
 
     this.plot = new uPlot(
       {
@@ -165,11 +183,13 @@ export class Chart {
         legend: { show: false },
         cursor: {
           y: false,
-          points: { size: 6 },
+          // Points on lines only: edges of bands and raw values are background.
+          points: { size: (_, i) => (this.columns.includes(i) ? 6 : 0) },
           drag: { x: true, y: false, dist: 5 },
+          sync: { key: this.group, setSeries: false, scales: ["x", null] },
           bind: {
             dblclick: () => () => {
-              this.resetZoom();
+              this.events.onReset();
               return null;
             },
           },
@@ -186,31 +206,25 @@ export class Chart {
         },
         axes: [
           {
-            stroke: text,
-            font,
-            grid,
-            ticks: { ...grid, size: 4 },
+            ...axis,
             size: 24,
-            gap: 4,
             space: 70,
-            ...(options.x === "step" ? { incrs: STEP_INCREMENTS } : { incrs: TIME_INCREMENTS }),
-            values: (_, splits) =>
-              splits.map((at) => (options.x === "time" ? formatDuration(at) : formatStep(at))),
+            ...(options.x === "epoch"
+              ? {}
+              : { incrs: options.x === "step" ? STEP_INCREMENTS : TIME_INCREMENTS }),
+            values: (_, splits) => splits.map((at) => X_LABELS[options.x](at)),
           },
           {
-            stroke: text,
-            font,
-            grid,
-            ticks: { ...grid, size: 4 },
-            size: 58,
-            gap: 4,
+            ...axis,
+            size: 52,
             space: 34,
             values: (_, splits) => splits.map((at) => (at === null ? "" : formatValue(at))),
           },
         ],
         hooks: {
-          setCursor: [(plot) => this.tellCursor(plot)],
+          setCursor: [(plot) => this.tellPointed(plot)],
           setSelect: [(plot) => this.setZoomed(this.zoomed || plot.select.width > 0)],
+          draw: [(plot) => this.drawMarks(plot, options.theme)],
         },
       },
       table,
@@ -218,22 +232,57 @@ export class Chart {
     );
   }
 
-  private tellCursor(plot: uPlot): void {
-    const { idx, left } = plot.cursor;
-    const x = idx === null || idx === undefined ? undefined : plot.data[0]?.[idx];
-    if (x === undefined || (left ?? -1) < 0) {
-      this.events.onCursor(null);
+  private tellPointed(plot: uPlot): void {
+    const { idx, left = -1, event } = plot.cursor;
+    if (idx === null || idx === undefined || left < 0 || plot.data[0]?.[idx] === undefined) {
+      this.events.onPoint(null);
       return;
     }
-    const values = new Map<string, number | null>();
+    const at = new Map<string, number>();
     this.lines.forEach((line, i) => {
-      const column = this.columns[i] ?? 0;
-      const at = plot.cursor.idxs?.[column];
-      values.set(line.key, at === null || at === undefined ? null : (line.values[at] ?? null));
+      const index = plot.cursor.idxs?.[this.columns[i] ?? 0];
+      if (index !== null && index !== undefined) at.set(line.key, index);
     });
-    this.events.onCursor({ x, values });
+    const here = this.byKeys || (event ?? null) !== null;
+    this.events.onPoint({ index: idx, at, left: left + plot.over.offsetLeft, here });
+  }
+
+  /** A cross where a line has a gap since its value is no number: low NaN and −∞, high ∞. */
+  private drawMarks(plot: uPlot, theme: Theme): void {
+    const { ctx, bbox } = plot;
+    const size = MARK_SIZE * uPlot.pxRatio;
+    let left = MAX_MARKS;
+    ctx.save();
+    ctx.lineWidth = 1.5 * uPlot.pxRatio;
+    this.lines.forEach((line, i) => {
+      if (line.odd.size === 0 || plot.series[this.columns[i] ?? 0]?.show === false) return;
+      ctx.strokeStyle = lineStyle(line, theme).stroke;
+      ctx.beginPath();
+      let before = Number.NEGATIVE_INFINITY;
+      for (const [index, value] of line.odd) {
+        const x = plot.valToPos(plot.data[0]?.[index] ?? 0, "x", true);
+        // Marks that would touch are one.
+        if (x < bbox.left || x > bbox.left + bbox.width || x - before < 2 * size) continue;
+        if (left-- <= 0) break;
+        before = x;
+        const y = value > 0 ? bbox.top + 2 * size : bbox.top + bbox.height - 2 * size;
+        ctx.moveTo(x - size, y - size);
+        ctx.lineTo(x + size, y + size);
+        ctx.moveTo(x - size, y + size);
+        ctx.lineTo(x + size, y - size);
+      }
+      ctx.stroke();
+    });
+    ctx.restore();
   }
 }
+
+/** An x as a person reads it. */
+const X_LABELS: Record<XAxis, (at: number) => string> = {
+  step: (at) => formatStep(at),
+  epoch: (at) => String(Number(at.toFixed(3))),
+  time: (at) => formatDuration(at),
+};
 
 /** 1, 2, 5 times powers of ten: steps are whole numbers. */
 const STEP_INCREMENTS = Array.from({ length: 12 }, (_, power) =>
@@ -273,8 +322,4 @@ function formatStep(step: number): string {
   if (step >= 1e6) return `${Number((step / 1e6).toFixed(2))}M`;
   if (step >= 1e4) return `${Number((step / 1e3).toFixed(1))}k`;
   return String(step);
-}
-
-function withAlpha(hex: string, alpha: number): string {
-  return hex + Math.round(alpha * 255).toString(16).padStart(2, "0");
 }

@@ -75,3 +75,29 @@ export function plural(count: number, what: string): string {
 function minus(shown: string): string {
   return shown.replace(/^-/, "−").replace("e+", "e").replace("e-", "e−");
 }
+
+/** "850 µs", "12 ms", "1.25 s", then as a duration. */
+export function formatSeconds(value: number | null): string {
+  if (value === null) return UNKNOWN;
+  if (value >= 100) return formatDuration(value);
+  if (value >= 1) return `${value.toFixed(value >= 10 ? 1 : 2)} s`;
+  if (value >= 1e-3) return `${(value * 1e3).toFixed(value >= 0.01 ? 0 : 1)} ms`;
+  return value === 0 ? "0 s" : `${(value * 1e6).toFixed(0)} µs`;
+}
+
+/** "980", "12.3k", "4.56M": three digits, for narrow columns. */
+export function formatShort(value: number | null): string {
+  if (value === null) return UNKNOWN;
+  for (const [size, unit] of [[1e9, "G"], [1e6, "M"], [1e4, "k"]] as const) {
+    if (Math.abs(value) >= size) {
+      const scaled = value / (unit === "k" ? 1e3 : size);
+      return minus(`${scaled.toFixed(Math.abs(scaled) >= 100 ? 0 : 1)}${unit}`);
+    }
+  }
+  return minus(Math.abs(value) >= 100 ? grouped.format(value) : String(Number(value.toPrecision(3))));
+}
+
+/** "12:03:05", the reader's own clock. */
+export function formatClock(time: number | null): string {
+  return time === null ? UNKNOWN : new Date(time * 1000).toLocaleTimeString();
+}

@@ -2,24 +2,31 @@
  * The live panel of a run, as an anywidget.
  *
  * Messages go into the state as they come; views are drawn at most once a
- * frame, and charts and tables less often, so that the page stays quick however
- * much a run says. A view that fails is reported in the panel and the others
- * go on.
+ * frame, charts and tables less often, and views that nobody sees not at all,
+ * so that the page stays quick however much a run says. A view that fails is
+ * reported in the panel and the others go on.
  */
 import type { Render } from "@anywidget/types";
-import type { Choices, Context, View } from "./context";
+import { loadChoices, saveChoices, type Choices } from "./choices";
+import type { Context, View } from "./context";
+import { decode } from "./decode";
 import { h, setText, show } from "./dom";
+import { plural } from "./format";
 import { changes, PanelState, type Changed } from "./model";
-import * as chartPanel from "./panels/chart_panel";
+import * as data from "./panels/data";
 import * as errorPanel from "./panels/error";
 import * as events from "./panels/events";
 import * as header from "./panels/header";
+import * as hints from "./panels/hints";
 import * as logs from "./panels/logs";
+import * as overview from "./panels/overview";
 import * as problems from "./panels/problems";
 import * as workers from "./panels/workers";
+import { saveFile } from "./save";
 import { StopControl } from "./stop";
+import { Tabs, type TabName } from "./tabs";
 import { detectTheme, watchTheme, type Theme } from "./theme";
-import { decode, type Outgoing } from "./wire";
+import { MAX_PINNED, type Outgoing } from "./wire";
 
 /** Milliseconds between drawings of chart and workers; many ranks draw less often. */
 const DRAW_MS = 100;
@@ -34,39 +41,50 @@ export interface PanelModel {
   on(name: "msg:custom", callback: (content: unknown, buffers: unknown[]) => void): void;
   off(name: "msg:custom", callback: (content: unknown, buffers: unknown[]) => void): void;
   send(content: Outgoing): void;
+  get?(name: "run_name"): unknown;
   widget_manager?: unknown;
 }
 
+/** In the order of the page; those of a tab are drawn while it is open. */
 const VIEWS = [
-  { name: "header", view: header, slow: false },
-  { name: "error", view: errorPanel, slow: false },
-  { name: "chart", view: chartPanel, slow: true },
-  { name: "workers", view: workers, slow: true },
-  { name: "logs", view: logs, slow: false },
-  { name: "events", view: events, slow: false },
-  { name: "problems", view: problems, slow: false },
+  { name: "header", view: header, slow: false, tab: null },
+  { name: "error", view: errorPanel, slow: false, tab: null },
+  { name: "problems", view: problems, slow: false, tab: null },
+  { name: "overview", view: overview, slow: true, tab: "overview" },
+  { name: "events", view: events, slow: false, tab: "overview" },
+  { name: "workers", view: workers, slow: true, tab: "workers" },
+  { name: "data", view: data, slow: true, tab: "data" },
+  { name: "logs", view: logs, slow: false, tab: "logs" },
+  { name: "hints", view: hints, slow: false, tab: "hints" },
 ] as const;
 
 interface Mounted {
   name: string;
   slow: boolean;
-  root: HTMLElement;
+  tab: TabName | null;
   view: View;
+  /** What changed since the view was last drawn, and when that was. */
+  pending: Changed;
+  drawn: number;
 }
 
 export class Panel {
   readonly state = new PanelState();
   private readonly root = h("div", { class: "raynb-panel" });
   private readonly notice = h("div", { class: "rn-notice", attrs: { role: "status" } });
-  private readonly choices: Choices = { metric: null };
+  private readonly runName: string;
+  private readonly choices: Choices;
+  private readonly tabs: Tabs;
   private readonly views: Mounted[] = [];
   private readonly stop: StopControl;
   private readonly cleanups: (() => void)[] = [];
   private theme: Theme = "light";
-  private pending: { fast: Changed; slow: Changed } = { fast: changes(), slow: changes() };
+  /** Whether the panel is scrolled into view. */
+  private seen = true;
   private frame = 0;
+  private badgesDue = true;
+  private errorLinesSeen = 0;
   private slowTimer: ReturnType<typeof setTimeout> | null = null;
-  private lastSlow = Number.NEGATIVE_INFINITY;
   private helloSent = Number.NEGATIVE_INFINITY;
   private helloPending = false;
   private helloTimer: ReturnType<typeof setTimeout> | null = null;
@@ -75,6 +93,13 @@ export class Panel {
     private readonly model: PanelModel,
     el: HTMLElement,
   ) {
+    const name = model.get?.("run_name");
+    this.runName = typeof name === "string" ? name : "";
+    this.choices = loadChoices(this.runName);
+    this.tabs = new Tabs(this.choices.tab, (tab) => {
+      this.choices.tab = tab;
+      this.chose();
+    });
     this.stop = new StopControl({
       send: (message) => this.send(message),
       interrupt: kernelInterrupt(model),
@@ -105,20 +130,50 @@ export class Panel {
       choices: this.choices,
       stop: this.stop,
       theme: () => this.theme,
-      chose: () => this.invalidate({ ...changes(), choice: true }, true),
+      chose: () => this.chose(),
+      pin: (rank) => this.pin(rank),
+      download: (rank) => this.send({ kind: "download", rank }),
+      open: (tab) => this.tabs.select(tab, true),
     };
     this.notice.textContent = "connecting to the kernel…";
-    this.root.append(this.notice);
-    for (const { name, view, slow } of VIEWS) {
+    const above = h("div", { class: "rn-above" });
+    this.root.append(this.notice, above, this.tabs.list, ...this.tabs.panels);
+    for (const { name, view, slow, tab } of VIEWS) {
       const root = h("section", { class: `rn-section rn-${name}-view` });
-      this.root.append(root);
+      (tab === null ? above : this.tabs.panel(tab)).append(root);
       try {
-        this.views.push({ name, slow, root, view: view.mount(root, context) });
+        const mounted = view.mount(root, context);
+        const drawn = Number.NEGATIVE_INFINITY;
+        this.views.push({ name, slow, tab, view: mounted, pending: changes(true), drawn });
       } catch (error) {
         this.fail(name, error);
       }
     }
     this.invalidate(changes(true), true);
+  }
+
+  private chose(): void {
+    saveChoices(this.runName, this.choices);
+    this.invalidate({ ...changes(), choice: true }, true);
+  }
+
+  private pin(rank: number): void {
+    const { pinned } = this.choices;
+    if (!pinned.delete(rank)) {
+      const [oldest] = pinned;
+      if (pinned.size >= MAX_PINNED && oldest !== undefined) pinned.delete(oldest);
+      pinned.add(rank);
+    }
+    this.send({ kind: "pin", ranks: [...pinned] });
+    this.chose();
+  }
+
+  /** A kernel that knows other pins than this view: ours, or where we have none, its. */
+  private agreeOnPins(): void {
+    const { pinned } = this.choices;
+    const theirs = this.state.focus.pinned;
+    if (pinned.size === 0) for (const rank of theirs) pinned.add(rank);
+    else if (String([...pinned]) !== String(theirs)) this.send({ kind: "pin", ranks: [...pinned] });
   }
 
   private listen(): void {
@@ -131,6 +186,15 @@ export class Panel {
     };
     this.model.on("msg:custom", onMessage);
     this.cleanups.push(() => this.model.off("msg:custom", onMessage));
+    if (typeof IntersectionObserver === "function") {
+      const onSight = ([entry]: IntersectionObserverEntry[]): void => {
+        this.seen = entry?.isIntersecting ?? true;
+        if (this.seen) this.request();
+      };
+      const sight = new IntersectionObserver(onSight, { rootMargin: "200px" });
+      sight.observe(this.root);
+      this.cleanups.push(() => sight.disconnect());
+    }
     const clock = setInterval(() => {
       const run = this.state.run;
       if (run !== null && run.started !== null && run.ended === null) {
@@ -143,16 +207,22 @@ export class Panel {
   private receive(content: unknown, buffers: unknown[]): void {
     const { message, problems: found } = decode(content, buffers ?? []);
     for (const problem of found) this.state.report(problem);
-    if (found.length > 0) this.invalidate(changes());
+    if (found.length > 0) this.invalidate({ ...changes(), problems: true });
     if (message === null) return;
     if (message.kind === "ack") {
       if (message.of === "stop") this.stop.onAck();
+      return;
+    }
+    if (message.kind === "file") {
+      saveFile(message.name, message.data);
+      this.invalidate(this.state.received(message));
       return;
     }
     const changed = this.state.apply(message);
     if (message.kind === "snapshot") {
       this.helloPending = false;
       this.setNotice("");
+      this.agreeOnPins();
     }
     if (message.run !== null) this.stop.onRun(message.run);
     if (this.state.incomplete) this.hello();
@@ -198,9 +268,11 @@ export class Panel {
 
   /** Remembers what to redraw; `now` does not wait for the slow views' turn. */
   private invalidate(changed: Changed, now = false): void {
-    merge(this.pending.fast, changed);
-    merge(this.pending.slow, changed);
-    if (now) this.lastSlow = Number.NEGATIVE_INFINITY;
+    for (const mounted of this.views) {
+      merge(mounted.pending, changed);
+      if (now) mounted.drawn = Number.NEGATIVE_INFINITY;
+    }
+    if (changed.hints || changed.logs || changed.choice) this.badgesDue = true;
     this.request();
   }
 
@@ -208,46 +280,58 @@ export class Panel {
     if (this.frame !== 0) return;
     this.frame = requestAnimationFrame(() => {
       this.frame = 0;
-      this.draw();
+      if (this.seen) this.draw();
     });
   }
 
   private draw(): void {
-    const fast = this.pending.fast;
-    this.pending.fast = changes();
-    this.drawViews(false, fast);
-
-    if (!any(this.pending.slow)) return;
     const many = Math.max(this.state.workers.size, this.state.run?.world_size ?? 0) > MANY_RANKS;
-    const wait = this.lastSlow + (many ? DRAW_MANY_MS : DRAW_MS) - performance.now();
-    if (wait > 0) {
-      this.slowTimer ??= setTimeout(() => {
-        this.slowTimer = null;
-        this.request();
-      }, wait);
-      return;
-    }
-    this.lastSlow = performance.now();
-    const slow = this.pending.slow;
-    this.pending.slow = changes();
-    this.drawViews(true, slow);
-  }
-
-  private drawViews(slow: boolean, changed: Changed): void {
+    const pause = many ? DRAW_MANY_MS : DRAW_MS;
+    const now = performance.now();
+    let soonest = Number.POSITIVE_INFINITY;
     for (const mounted of this.views) {
-      if (mounted.slow !== slow) continue;
+      const { tab, slow, drawn, pending } = mounted;
+      if ((tab !== null && tab !== this.tabs.current) || !any(pending)) continue;
+      const wait = slow ? drawn + pause - now : 0;
+      if (wait > 0) {
+        soonest = Math.min(soonest, wait);
+        continue;
+      }
+      mounted.drawn = now;
+      mounted.pending = changes();
       try {
-        mounted.view.update(this.state, changed);
+        mounted.view.update(this.state, pending);
       } catch (error) {
         this.fail(mounted.name, error);
       }
     }
+    if (this.badgesDue) this.showBadges();
+    if (soonest === Number.POSITIVE_INFINITY || this.slowTimer !== null) return;
+    this.slowTimer = setTimeout(() => {
+      this.slowTimer = null;
+      this.request();
+    }, soonest);
+  }
+
+  private showBadges(): void {
+    this.badgesDue = false;
+    const { errorLines } = this.state;
+    if (this.tabs.current === "logs") this.errorLinesSeen = errorLines;
+    const fresh = errorLines - this.errorLinesSeen;
+    this.tabs.setBadge("logs", { count: fresh, words: plural(fresh, "new error line"), tone: "busy" });
+    const hints = this.state.activeHints();
+    const tone = { error: "bad", warn: "busy", info: "idle" } as const;
+    this.tabs.setBadge("hints", {
+      count: hints.length,
+      words: plural(hints.length, "hint"),
+      tone: tone[hints[0]?.level ?? "info"],
+    });
   }
 
   private fail(where: string, error: unknown): void {
     const what = error instanceof Error ? error.message : String(error);
     // Only a new problem asks for a redraw, or a failing view would loop.
-    if (this.state.report(`the panel's ${where} failed: ${what}`)) this.invalidate(changes());
+    if (this.state.report(`the panel's ${where} failed: ${what}`)) this.invalidate({ ...changes(), problems: true });
     console.error("raynb:", error);
   }
 }

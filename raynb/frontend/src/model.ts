@@ -1,97 +1,42 @@
-/**
- * What the panel knows: snapshots and deltas applied, bounded, no DOM.
- *
- * A series can start past its first bucket (`base`): a view that opened while
- * the kernel was too busy for a snapshot shows what came since, and asks again.
- */
-import {
-  ROWS,
-  type LogLine,
-  type Row,
-  type Run,
-  type SeriesPart,
-  type TimelineEvent,
-  type Update,
-  type Worker,
+/** What the panel knows: snapshots and deltas applied, bounded, no DOM. */
+import { unknownWorker } from "./decode";
+import { Band, Series } from "./series";
+import type {
+  BandPart,
+  Focus,
+  Hint,
+  LogFile,
+  LogLine,
+  Run,
+  SeriesPart,
+  TimelineEvent,
+  Update,
+  Worker,
 } from "./wire";
 
-export const MAX_LOG_LINES = 500;
+/** Log lines kept of each rank, and of all ranks together. */
+export const MAX_LOG_LINES = 300;
+export const MAX_ALL_LOG_LINES = 12_000;
 export const MAX_EVENTS = 500;
-export const MAX_METRICS = 500;
-
-/** A growing table of buckets: one column a row of the wire's buffers. */
-export class Series {
-  base = 0;
-  length = 0;
-  private columns: Record<Row, Float64Array>;
-
-  constructor(
-    readonly metric: string,
-    readonly rank: number,
-    readonly attempt: number,
-  ) {
-    this.columns = emptyColumns(0);
-  }
-
-  column(row: Row): Float64Array {
-    return this.columns[row].subarray(0, this.length);
-  }
-
-  at(row: Row, index: number): number {
-    return this.columns[row][index] ?? Number.NaN;
-  }
-
-  /** The newest value, or null where there is none yet. */
-  get latest(): number | null {
-    return this.length === 0 ? null : this.at("last", this.length - 1);
-  }
-
-  /** Truncates to `part.start`, appends; false when buckets in between are missing. */
-  apply(part: SeriesPart): boolean {
-    const joins = part.start >= this.base && part.start <= this.base + this.length;
-    if (!joins) {
-      this.base = part.start;
-      this.length = 0;
-    }
-    const keep = part.start - this.base;
-    this.reserve(keep + part.n);
-    ROWS.forEach((row, r) => {
-      this.columns[row].set(part.values.subarray(r * part.n, (r + 1) * part.n), keep);
-    });
-    this.length = keep + part.n;
-    return joins || part.start === 0;
-  }
-
-  private reserve(count: number): void {
-    const capacity = this.columns.step.length;
-    if (count <= capacity) return;
-    const grown = emptyColumns(Math.max(count, capacity * 2, 64));
-    for (const row of ROWS) grown[row].set(this.column(row));
-    this.columns = grown;
-  }
-}
-
-function emptyColumns(size: number): Record<Row, Float64Array> {
-  return {
-    step: new Float64Array(size),
-    time: new Float64Array(size),
-    last: new Float64Array(size),
-    min: new Float64Array(size),
-    max: new Float64Array(size),
-  };
-}
+export const MAX_METRICS = 300;
 
 /** Which parts of the state an update touched; views skip what did not change. */
 export interface Changed {
   run: boolean;
   workers: boolean;
   series: boolean;
+  /** A pinned or a worst rank changed. */
+  focus: boolean;
+  hints: boolean;
   logs: boolean;
+  /** A log that was asked for has come. */
+  files: boolean;
   events: boolean;
   /** The reader chose something else to look at (metric, rank). */
   choice: boolean;
   /** A second went by. */
   tick: boolean;
+  problems: boolean;
 }
 
 export function changes(all = false): Changed {
@@ -99,10 +44,14 @@ export function changes(all = false): Changed {
     run: all,
     workers: all,
     series: all,
+    focus: all,
+    hints: all,
     logs: all,
+    files: all,
     events: all,
     choice: all,
     tick: all,
+    problems: all,
   };
 }
 
@@ -113,11 +62,23 @@ export class PanelState {
   readonly workers = new Map<number, Worker>();
   /** metric -> rank -> attempts, oldest first. */
   readonly series = new Map<string, Map<number, Series[]>>();
+  /** metric -> attempts, oldest first; only in a run of many ranks. */
+  readonly bands = new Map<string, Band[]>();
+  /** metric -> a number that grows whenever its series or bands change. */
+  readonly versions = new Map<string, number>();
+  focus: Focus = { pinned: [], worst: new Map() };
+  hints: readonly Hint[] = [];
   /** The last lines of each rank, in the order of their first arrival. */
   readonly logs = new Map<number, LogLine[]>();
   /** The last lines of all ranks together. */
   readonly allLogs: LogLine[] = [];
   readonly logsDropped = new Map<number, number>();
+  /** Lines on stderr that ever came; of a line that is replaced, one. */
+  errorLines = 0;
+  /** The newest line of each rank that `errorLines` knows about. */
+  private readonly counted = new Map<number, number>();
+  /** The downloads that came, by rank, without their bytes. */
+  readonly files = new Map<number, Omit<LogFile, "data">>();
   readonly events: TimelineEvent[] = [];
   /** Events that no longer fit. */
   eventsForgotten = 0;
@@ -134,8 +95,16 @@ export class PanelState {
     return this.clock() + (Number.isFinite(this.clockOffset) ? this.clockOffset : 0);
   }
 
+  /** All metrics, in the order of their first value. */
   metrics(): string[] {
-    return [...this.series.keys()];
+    return [...new Set([...this.series.keys(), ...this.bands.keys()])];
+  }
+
+  /** Hints that still hold, the gravest first, each level in the kernel's order. */
+  activeHints(): Hint[] {
+    return this.hints
+      .filter((hint) => hint.until === null)
+      .sort((a, b) => GRAVITY[b.level] - GRAVITY[a.level]);
   }
 
   ranks(): number[] {
@@ -146,7 +115,7 @@ export class PanelState {
   }
 
   latest(metric: string, rank: number): number | null {
-    return this.series.get(metric)?.get(rank)?.at(-1)?.latest ?? null;
+    return this.series.get(metric)?.get(rank)?.at(-1)?.newest("last") ?? null;
   }
 
   apply(update: Update): Changed {
@@ -168,11 +137,27 @@ export class PanelState {
       }
       changed.run = true;
     }
-    for (const worker of update.workers) this.workers.set(worker.rank, worker);
+    for (const patch of update.workers) {
+      // A new object, so that views tell by identity which rows changed.
+      const known = this.workers.get(patch.rank) ?? unknownWorker(patch.rank);
+      this.workers.set(patch.rank, { ...known, ...patch });
+    }
     changed.workers ||= update.workers.length > 0;
+    if (update.focus !== null) {
+      this.focus = update.focus;
+      changed.focus = true;
+    }
     for (const part of update.series) this.applySeries(part);
-    changed.series ||= update.series.length > 0;
+    for (const part of update.bands) this.applyBand(part);
+    changed.series ||= update.series.length > 0 || update.bands.length > 0;
+    // After the series: those of ranks that just came into focus stay.
+    if (update.focus !== null) this.forgetOutOfFocus();
+    if (update.hints !== null) {
+      this.hints = update.hints;
+      changed.hints = true;
+    }
     for (const line of update.logs) this.applyLog(line);
+    this.trimLogs();
     for (const [rank, count] of update.logs_dropped) this.logsDropped.set(rank, count);
     changed.logs ||= update.logs.length > 0 || update.logs_dropped.size > 0;
     this.events.push(...update.events);
@@ -183,6 +168,12 @@ export class PanelState {
     }
     changed.events ||= update.events.length > 0;
     return changed;
+  }
+
+  /** Keeps what a download was, for the views; the bytes go to the reader's disk. */
+  received({ data: _, ...file }: LogFile): Changed {
+    this.files.set(file.rank, file);
+    return { ...changes(), files: true };
   }
 
   /** Remembers something that went wrong, once, so that the panel shows it. */
@@ -196,6 +187,9 @@ export class PanelState {
   private reset(): void {
     this.workers.clear();
     this.series.clear();
+    this.bands.clear();
+    this.focus = { pinned: [], worst: new Map() };
+    this.hints = [];
     this.logs.clear();
     this.allLogs.length = 0;
     this.logsDropped.clear();
@@ -206,28 +200,42 @@ export class PanelState {
   }
 
   private applySeries(part: SeriesPart): void {
-    let byRank = this.series.get(part.metric);
-    if (byRank === undefined) {
-      if (this.series.size >= MAX_METRICS) {
-        this.report(`only the first ${MAX_METRICS} metrics are shown`);
-        return;
-      }
-      this.series.set(part.metric, (byRank = new Map()));
-    }
-    let attempts = byRank.get(part.rank);
-    if (attempts === undefined) byRank.set(part.rank, (attempts = []));
-    let series = attempts.find((one) => one.attempt === part.attempt);
-    if (series === undefined) {
-      series = new Series(part.metric, part.rank, part.attempt);
-      attempts.push(series);
-      attempts.sort((a, b) => a.attempt - b.attempt);
-    }
+    if (!this.makesRoomFor(part.metric)) return;
+    const byRank = getOr(this.series, part.metric, () => new Map<number, Series[]>());
+    const attempts = getOr(byRank, part.rank, (): Series[] => []);
+    const series = attemptOf(attempts, part.attempt, () => new Series(part.metric, part.rank, part.attempt));
     if (!series.apply(part)) this.incomplete = true;
   }
 
+  private applyBand(part: BandPart): void {
+    if (!this.makesRoomFor(part.metric)) return;
+    const attempts = getOr(this.bands, part.metric, (): Band[] => []);
+    const band = attemptOf(attempts, part.attempt, () => new Band(part.metric, part.attempt));
+    if (!band.apply(part)) this.incomplete = true;
+  }
+
+  private makesRoomFor(metric: string): boolean {
+    const version = this.versions.get(metric);
+    const full = Math.max(this.series.size, this.bands.size) >= MAX_METRICS;
+    if (full && !this.series.has(metric) && !this.bands.has(metric)) {
+      this.report(`only the first ${MAX_METRICS} metrics are shown`);
+      return false;
+    }
+    this.versions.set(metric, (version ?? 0) + 1);
+    return true;
+  }
+
+  /** The kernel forgets these too, and sends them whole when they are wanted again. */
+  private forgetOutOfFocus(): void {
+    if (this.run?.detail !== "bands") return;
+    const kept = new Set([...this.focus.pinned, ...this.focus.worst.values()]);
+    for (const byRank of this.series.values()) {
+      for (const rank of byRank.keys()) if (!kept.has(rank)) byRank.delete(rank);
+    }
+  }
+
   private applyLog(line: LogLine): void {
-    let lines = this.logs.get(line.rank);
-    if (lines === undefined) this.logs.set(line.rank, (lines = []));
+    const lines = getOr(this.logs, line.rank, (): LogLine[] => []);
     const newest = lines.at(-1);
     const isNew = newest === undefined || newest.seq < line.seq;
     const old = isNew ? undefined : lines.find((one) => one.seq === line.seq);
@@ -239,9 +247,34 @@ export class PanelState {
     }
     lines.push(line);
     this.allLogs.push(line);
-    if (lines.length > MAX_LOG_LINES) lines.splice(0, lines.length - MAX_LOG_LINES);
-    if (this.allLogs.length > MAX_LOG_LINES) {
-      this.allLogs.splice(0, this.allLogs.length - MAX_LOG_LINES);
-    }
+    // A snapshot repeats lines, which are not news.
+    if (line.seq <= (this.counted.get(line.rank) ?? -1)) return;
+    this.counted.set(line.rank, line.seq);
+    if (line.stream === "err") this.errorLines += 1;
   }
+
+  private trimLogs(): void {
+    for (const lines of this.logs.values()) {
+      if (lines.length > MAX_LOG_LINES) lines.splice(0, lines.length - MAX_LOG_LINES);
+    }
+    const excess = this.allLogs.length - MAX_ALL_LOG_LINES;
+    if (excess > 0) this.allLogs.splice(0, excess);
+  }
+}
+
+const GRAVITY = { info: 0, warn: 1, error: 2 } as const;
+
+function getOr<K, V>(map: Map<K, V>, key: K, make: () => V): V {
+  let value = map.get(key);
+  if (value === undefined) map.set(key, (value = make()));
+  return value;
+}
+
+function attemptOf<T extends { attempt: number }>(list: T[], attempt: number, make: () => T): T {
+  let found = list.find((one) => one.attempt === attempt);
+  if (found === undefined) {
+    list.push((found = make()));
+    list.sort((a, b) => a.attempt - b.attempt);
+  }
+  return found;
 }

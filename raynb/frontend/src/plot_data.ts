@@ -1,20 +1,19 @@
 /**
- * From series to what a chart draws: aligned columns, no DOM, no chart library.
+ * From series and bands to what a chart draws: aligned columns, no DOM, no chart library.
  *
- * Up to MAX_LINES ranks there is a line a rank. Past that the ranks become a
- * median, a band from the smallest to the largest value and the worst rank;
- * pinned ranks keep their own lines.
+ * A run of few ranks has a line a rank. Of many ranks the kernel sends bands:
+ * the median, the smallest and the largest value across ranks; then only the
+ * worst rank and the pinned ones have lines of their own.
  */
-import type { Series } from "./model";
+import type { Band, Series } from "./series";
 
-export const MAX_LINES = 16;
 /** Up to this many ranks each line also shows its buckets' min to max. */
 const MAX_BANDED = 4;
-/** Points of an aggregate: more than a notebook's width can show. */
-const MAX_GRID = 600;
+/** Lines of one chart, whatever the kernel sends. */
+export const MAX_LINES = 64;
 
-export type XAxis = "step" | "time";
-/** null: a gap (the value is NaN). undefined: no value at this x. */
+export type XAxis = "step" | "epoch" | "time";
+/** null: a gap (the value is not finite). undefined: no value at this x. */
 export type Column = (number | null | undefined)[];
 
 export interface PlotLine {
@@ -22,83 +21,172 @@ export interface PlotLine {
   label: string;
   kind: "rank" | "median" | "worst";
   rank: number | null;
+  /** Whether the reader wants to see it before others. */
+  pinned: boolean;
   values: Column;
+  /** The values as they came, where `values` are smoothed. */
+  raw: Column | null;
   /** From and to of the band around the line. */
   band: [lo: Column, hi: Column] | null;
+  /** The values that are no numbers, by index: gaps that a chart marks. */
+  odd: Map<number, number>;
+  /** As it came, NaN and infinities too; null where there is none. */
+  newest: number | null;
 }
 
 export interface PlotData {
+  metric: string;
   x: number[];
   lines: PlotLine[];
-  aggregated: boolean;
-  ranks: number[];
-  /** Ranks whose newest value is not finite. */
+  /** Ranks behind the lines; of bands, those in the newest bucket. */
+  ranks: number;
+  /** Ranks whose newest value is not finite, as far as they have lines. */
   notFinite: number[];
   /** Whether values had to be left out since a logarithm has none for them. */
   notPositive: boolean;
+  /** Ranks that have no line since there are too many. */
+  left: number;
+}
+
+export interface PlotSource {
+  metric: string;
+  series: ReadonlyMap<number, Series[]>;
+  /** Empty where each rank has its series. */
+  bands: readonly Band[];
+  worst: number | null;
 }
 
 export interface PlotOptions {
-  metric: string;
   x: XAxis;
   log: boolean;
+  /** Weight of the past, 0 to 0.99. */
+  smooth: number;
   pinned: ReadonlySet<number>;
 }
 
-/** One rank's points in order of x. */
+/** One line's points in order of x. */
 interface Track {
-  rank: number;
   x: number[];
-  last: number[];
+  value: number[];
   min: number[];
   max: number[];
 }
 
-export function plotData(byRank: ReadonlyMap<number, Series[]>, options: PlotOptions): PlotData {
-  const tracks = [...byRank]
-    .sort(([a], [b]) => a - b)
-    .map(([rank, attempts]) => trackOf(rank, attempts, options.x))
-    .filter((track) => track.x.length > 0);
-  const aggregated = tracks.length > MAX_LINES;
-  const { x, lines } = aggregated
-    ? aggregate(tracks, options)
-    : lineEach(tracks, tracks.length <= MAX_BANDED);
+export function plotData(source: PlotSource, options: PlotOptions): PlotData {
+  const drafts = source.bands.length > 0 ? bandDrafts(source, options) : rankDrafts(source, options);
+  const kept = drafts.filter(({ track }) => track.x.length > 0);
+  const tracks = kept.slice(0, MAX_LINES).map(({ track }) => track);
+  const x = unionOf(tracks);
+  const lines = kept.slice(0, MAX_LINES).map((draft) => lineOf(x, draft, options.smooth));
   const notPositive = options.log && dropNotPositive(lines);
+  const counted = source.bands.at(-1)?.newest("count") ?? null;
   return {
+    metric: source.metric,
     x,
     lines,
-    aggregated,
-    ranks: tracks.map((track) => track.rank),
-    notFinite: tracks
-      .filter((track) => !Number.isFinite(track.last.at(-1)))
-      .map((track) => track.rank),
+    ranks: counted ?? kept.length,
+    notFinite: kept.flatMap(({ rank, track }) =>
+      rank === null || Number.isFinite(track.value.at(-1)) ? [] : [rank],
+    ),
     notPositive,
+    left: kept.length - lines.length,
   };
 }
 
+/** Whether some value of a metric has an epoch, so that it can be the x axis. */
+export function hasEpoch({ series, bands }: PlotSource): boolean {
+  const known = (table: Series | Band): boolean => table.column("epoch").some(Number.isFinite);
+  return bands.some(known) || [...series.values()].some((attempts) => attempts.some(known));
+}
+
+type Draft = Pick<PlotLine, "key" | "label" | "kind" | "rank" | "pinned"> & {
+  track: Track;
+  banded: boolean;
+};
+
+function rankDrafts({ series }: PlotSource, { x, pinned }: PlotOptions): Draft[] {
+  const banded = series.size <= MAX_BANDED;
+  return [...series]
+    .sort(([a], [b]) => a - b)
+    .map(([rank, attempts]) => rankDraft(rank, attempts, x, pinned, banded));
+}
+
+function rankDraft(
+  rank: number,
+  attempts: readonly Series[],
+  x: XAxis,
+  pinned: ReadonlySet<number>,
+  banded: boolean,
+): Draft {
+  const track = join(attempts, (one) => [
+    one.column(x),
+    one.column("last"),
+    one.column("min"),
+    one.column("max"),
+  ]);
+  const spread = banded && track.value.some((_, i) => track.min[i] !== track.max[i]);
+  return {
+    key: `rank-${rank}`,
+    label: `rank ${rank}`,
+    kind: "rank",
+    rank,
+    pinned: pinned.has(rank),
+    track,
+    banded: spread,
+  };
+}
+
+function bandDrafts({ series, bands, worst }: PlotSource, { x, pinned }: PlotOptions): Draft[] {
+  const median: Draft = {
+    key: "median",
+    label: "median, min to max",
+    kind: "median",
+    rank: null,
+    pinned: false,
+    track: join(bands, (one) => [
+      one.column(x),
+      one.column("median"),
+      one.column("min"),
+      one.column("max"),
+    ]),
+    banded: true,
+  };
+  const own = [...series]
+    .filter(([rank]) => rank === worst || pinned.has(rank))
+    .sort(([a], [b]) => a - b)
+    .map(([rank, attempts]): Draft => {
+      const draft = rankDraft(rank, attempts, x, pinned, false);
+      if (rank !== worst) return draft;
+      return { ...draft, key: "worst", label: `worst: rank ${rank}`, kind: "worst" };
+    });
+  return [median, ...own];
+}
+
 /**
- * Joins the attempts of a rank. An attempt that resumed from a checkpoint
- * repeats steps: its values replace the ones of the attempt before.
+ * Joins attempts. One that resumed from a checkpoint repeats steps: its values
+ * replace the ones of the attempt before.
  */
-function trackOf(rank: number, attempts: readonly Series[], xAxis: XAxis): Track {
-  const track: Track = { rank, x: [], last: [], min: [], max: [] };
-  for (const series of attempts) {
-    if (series.length === 0) continue;
-    const xs = series.column(xAxis);
-    const first = xs[0] ?? 0;
+function join<T>(
+  attempts: readonly T[],
+  columns: (attempt: T) => [x: Float64Array, value: Float64Array, min: Float64Array, max: Float64Array],
+): Track {
+  const track: Track = { x: [], value: [], min: [], max: [] };
+  for (const attempt of attempts) {
+    const [xs, value, min, max] = columns(attempt);
+    const first = xs.find(Number.isFinite);
+    if (first === undefined) continue;
     let keep = track.x.length;
     while (keep > 0 && (track.x[keep - 1] ?? 0) >= first) keep--;
-    for (const column of [track.x, track.last, track.min, track.max]) column.length = keep;
-    const [last, min, max] = [series.column("last"), series.column("min"), series.column("max")];
+    for (const column of Object.values(track)) column.length = keep;
     for (let i = 0; i < xs.length; i++) {
       const x = xs[i] ?? Number.NaN;
-      const before = track.x.at(-1) ?? Number.NEGATIVE_INFINITY;
-      // A chart needs rising x. The same step again is a correction; a step
-      // that went back, or no number at all, has no place on the axis.
+      const before = track.x[track.x.length - 1] ?? Number.NEGATIVE_INFINITY;
+      // A chart needs rising x. The same x again is a correction; one that
+      // went back, or is no number at all, has no place on the axis.
       if (!Number.isFinite(x) || x < before) continue;
       const at = x === before ? track.x.length - 1 : track.x.length;
       track.x[at] = x;
-      track.last[at] = last[i] ?? Number.NaN;
+      track.value[at] = value[i] ?? Number.NaN;
       track.min[at] = min[i] ?? Number.NaN;
       track.max[at] = max[i] ?? Number.NaN;
     }
@@ -106,113 +194,69 @@ function trackOf(rank: number, attempts: readonly Series[], xAxis: XAxis): Track
   return track;
 }
 
-function lineEach(tracks: Track[], banded: boolean): { x: number[]; lines: PlotLine[] } {
-  const x = unionOf(tracks);
-  const lines = tracks.map((track): PlotLine => {
-    const spread = banded && track.last.some((_, i) => track.min[i] !== track.max[i]);
-    return {
-      key: `rank-${track.rank}`,
-      label: `rank ${track.rank}`,
-      kind: "rank",
-      rank: track.rank,
-      values: spreadOver(x, track.x, track.last),
-      band: spread
-        ? [spreadOver(x, track.x, track.min), spreadOver(x, track.x, track.max)]
-        : null,
-    };
-  });
-  return { x, lines };
+function lineOf(x: number[], { track, banded, ...about }: Draft, smooth: number): PlotLine {
+  const raw = spreadOver(x, track.x, track.value);
+  const odd = new Map<number, number>();
+  for (let i = 0, t = 0; i < x.length && t < track.x.length; i++) {
+    if (x[i] !== track.x[t]) continue;
+    const value = track.value[t++] ?? Number.NaN;
+    if (!Number.isFinite(value)) odd.set(i, value);
+  }
+  return {
+    ...about,
+    values: smooth > 0 ? spreadOver(x, track.x, smoothed(track.value, smooth)) : raw,
+    raw: smooth > 0 ? raw : null,
+    band: banded
+      ? [spreadOver(x, track.x, track.min), spreadOver(x, track.x, track.max)]
+      : null,
+    odd,
+    newest: track.value.at(-1) ?? null,
+  };
 }
-
-function aggregate(
-  tracks: Track[],
-  { metric, pinned }: PlotOptions,
-): { x: number[]; lines: PlotLine[] } {
-  const x = thin(unionOf(tracks), MAX_GRID);
-  const [median, lo, hi]: [Column, Column, Column] = [[], [], []];
-  const next = new Int32Array(tracks.length);
-  const values = new Float64Array(tracks.length);
-  for (const at of x) {
-    let [count, low, high] = [0, Number.POSITIVE_INFINITY, Number.NEGATIVE_INFINITY];
-    tracks.forEach((track, t) => {
-      // All buckets up to here count for the band, the newest for the median.
-      let i = next[t] ?? 0;
-      if (i > 0) i--;
-      for (; i < track.x.length && (track.x[i] ?? 0) <= at; i++) {
-        low = Math.min(low, finiteOr(track.min[i], low));
-        high = Math.max(high, finiteOr(track.max[i], high));
-      }
-      next[t] = i;
-      const last = track.last[i - 1];
-      if (last !== undefined && Number.isFinite(last)) values[count++] = last;
-    });
-    median.push(count === 0 ? null : medianOf(values.subarray(0, count)));
-    lo.push(Number.isFinite(low) ? low : null);
-    hi.push(Number.isFinite(high) ? high : null);
-  }
-  const lines: PlotLine[] = [
-    {
-      key: "median",
-      label: `median of ${tracks.length} ranks, min to max`,
-      kind: "median",
-      rank: null,
-      values: median,
-      band: [lo, hi],
-    },
-  ];
-  const single = (track: Track, kind: "rank" | "worst", label: string): PlotLine => ({
-    key: kind === "worst" ? "worst" : `rank-${track.rank}`,
-    label,
-    kind,
-    rank: track.rank,
-    values: sampleAt(x, track),
-    band: null,
-  });
-  const worst = worstOf(tracks, metric);
-  if (worst !== null) {
-    lines.push(single(worst.track, "worst", `${worst.why}: rank ${worst.track.rank}`));
-  }
-  for (const track of tracks) {
-    if (pinned.has(track.rank)) lines.push(single(track, "rank", `rank ${track.rank}`));
-  }
-  return { x, lines };
-}
-
-/** Metrics of which more is worse, and of which less is. */
-const LOW_IS_GOOD = /loss|err|perplexity|ppl|mse|mae|wait|latency|seconds|_time|_ms$/i;
-const HIGH_IS_GOOD = /acc|f1|auc|precision|recall|bleu|rouge|iou|reward|throughput|per_s/i;
 
 /**
- * The rank to look at first: one whose newest value is not a number, else the
- * worst where the metric's name says which way is bad, else the one farthest
- * from the median, since being unlike the others is odd for any metric.
+ * The exponential moving average, without the pull of its start towards 0.
+ * Gaps stay gaps and leave the average as it was.
  */
-function worstOf(tracks: Track[], metric: string): { track: Track; why: string } | null {
-  const newest = tracks.map((track) => track.last.at(-1) ?? Number.NaN);
-  const broken = tracks[newest.findIndex((value) => !Number.isFinite(value))];
-  if (broken !== undefined) return { track: broken, why: "not a number" };
-  const median = medianOf(Float64Array.from(newest));
-  const high = LOW_IS_GOOD.test(metric);
-  const low = !high && HIGH_IS_GOOD.test(metric);
-  const badness = newest.map((value) =>
-    high ? value : low ? -value : Math.abs(value - median),
-  );
-  const track = tracks[badness.indexOf(Math.max(...badness))];
-  return track === undefined
-    ? null
-    : { track, why: high || low ? "worst" : "farthest from the median" };
+export function smoothed(values: readonly number[], weight: number): number[] {
+  let [sum, mass] = [0, 0];
+  return values.map((value) => {
+    if (!Number.isFinite(value)) return value;
+    sum = sum * weight + value * (1 - weight);
+    mass = mass * weight + (1 - weight);
+    return sum / mass;
+  });
 }
 
-/** Sorts in place. */
-function medianOf(values: Float64Array): number {
-  values.sort();
-  const half = values.length >> 1;
-  const upper = values[half] ?? Number.NaN;
-  return values.length % 2 === 1 ? upper : ((values[half - 1] ?? upper) + upper) / 2;
+const LOW_IS_GOOD = new Set(["loss", "error", "err", "perplexity", "wer"]);
+const HIGH_IS_GOOD = new Set(
+  ["acc", "accuracy", "f1", "auc", "precision", "recall", "bleu", "score", "map", "iou"],
+);
+
+/** Which end of a metric is the bad one, by its name; null where that tells nothing. */
+export function badEnd(metric: string): "high" | "low" | null {
+  // "valLoss" is two words, "mAP" is one.
+  const words = `${metric} ${metric.replace(/([a-z])([A-Z])/g, "$1 $2")}`
+    .toLowerCase()
+    .split(/[^a-z0-9]+/);
+  if (words.some((word) => LOW_IS_GOOD.has(word))) return "high";
+  return words.some((word) => HIGH_IS_GOOD.has(word)) ? "low" : null;
 }
 
-function finiteOr(value: number | undefined, otherwise: number): number {
-  return value !== undefined && Number.isFinite(value) ? value : otherwise;
+/** Sorts values the worst first: what is no number, then by the metric's bad end. */
+export function worstFirst<T>(metric: string, items: readonly T[], valueOf: (item: T) => number): T[] {
+  const finite = items.map(valueOf).filter(Number.isFinite).sort((a, b) => a - b);
+  const median = finite[finite.length >> 1] ?? 0;
+  const end = badEnd(metric);
+  const badness = (value: number): number => {
+    if (!Number.isFinite(value)) return Number.POSITIVE_INFINITY;
+    return end === "high" ? value : end === "low" ? -value : Math.abs(value - median);
+  };
+  // Equal ones, two infinities too, stay in their order.
+  return [...items].sort((a, b) => {
+    const [left, right] = [badness(valueOf(a)), badness(valueOf(b))];
+    return left === right ? 0 : right - left;
+  });
 }
 
 function unionOf(tracks: Track[]): number[] {
@@ -228,12 +272,6 @@ function unionOf(tracks: Track[]): number[] {
   return [...all.filter((value, i) => i === 0 || value !== all[i - 1])];
 }
 
-function thin(x: number[], count: number): number[] {
-  if (x.length <= count) return x;
-  const stride = (x.length - 1) / (count - 1);
-  return Array.from({ length: count }, (_, i) => x[Math.round(i * stride)] ?? 0);
-}
-
 function spreadOver(x: number[], xs: number[], values: number[]): Column {
   const column: Column = [];
   let i = 0;
@@ -244,15 +282,6 @@ function spreadOver(x: number[], xs: number[], values: number[]): Column {
   return column;
 }
 
-/** The track's newest value at or before each x. */
-function sampleAt(x: number[], track: Track): Column {
-  let i = 0;
-  return x.map((at) => {
-    while (i < track.x.length && (track.x[i] ?? 0) <= at) i++;
-    return i === 0 ? undefined : orGap(track.last[i - 1]);
-  });
-}
-
 function orGap(value: number | undefined): number | null {
   return value !== undefined && Number.isFinite(value) ? value : null;
 }
@@ -260,7 +289,7 @@ function orGap(value: number | undefined): number | null {
 function dropNotPositive(lines: PlotLine[]): boolean {
   let dropped = false;
   for (const line of lines) {
-    for (const column of [line.values, ...(line.band ?? [])]) {
+    for (const column of new Set([line.values, line.raw ?? [], ...(line.band ?? [])])) {
       column.forEach((value, i) => {
         if (typeof value === "number" && value <= 0) {
           column[i] = null;

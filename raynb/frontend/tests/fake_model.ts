@@ -9,6 +9,10 @@ export class FakeModel implements PanelModel {
   readonly callbacks = new Set<Callback>();
   widget_manager?: unknown;
 
+  get(_name: "run_name"): string {
+    return "mnist";
+  }
+
   on(_name: "msg:custom", callback: Callback): void {
     this.callbacks.add(callback);
   }

@@ -1,17 +1,20 @@
 import { beforeEach, describe, expect, it } from "vitest";
-import { MAX_EVENTS, MAX_LOG_LINES, PanelState } from "../src/model";
-import { decode } from "../src/wire";
-import { bucket, delta, event, log, run, series, snapshot, worker, type Part } from "./messages";
+import { MAX_ALL_LOG_LINES, MAX_EVENTS, MAX_LOG_LINES, MAX_METRICS, PanelState } from "../src/model";
+import { decode } from "../src/decode";
+import {
+  bands, bucket, delta, event, hint, log, run, series, shard, snapshot, worker, type BandsPart, type Part,
+} from "./messages";
 
 let state: PanelState;
 beforeEach(() => {
   state = new PanelState(() => 5_000);
 });
 
-function apply(content: object, parts: Part[] = []): ReturnType<PanelState["apply"]> {
+function apply(content: object, parts: Part[] = [], across: BandsPart[] = []): ReturnType<PanelState["apply"]> {
   const { series: entries, buffers } = series(...parts);
-  const { message } = decode(parts.length > 0 ? { ...content, series: entries } : content, buffers);
-  if (message === null || message.kind === "ack") throw new Error("not an update");
+  const bandEntries = bands(buffers, ...across);
+  const { message } = decode({ ...content, series: entries, bands: bandEntries }, buffers);
+  if (message === null || message.kind === "ack" || message.kind === "file") throw new Error("not an update");
   return state.apply(message);
 }
 
@@ -166,7 +169,100 @@ describe("snapshots and deltas", () => {
   });
 });
 
+describe("partial rows", () => {
+  it("change what they name and leave the rest", () => {
+    apply(snapshot({ workers: [worker(0), worker(1)] }));
+    const untouched = state.workers.get(1);
+    const before = state.workers.get(0);
+    apply(delta(2, { workers: [{ rank: 0, util: null, step: 9, shards: [] }] }));
+    expect(state.workers.get(0)).toEqual({ ...worker(0), util: null, step: 9, shards: [] });
+    // Identity tells views which rows changed.
+    expect(state.workers.get(0)).not.toBe(before);
+    expect(state.workers.get(1)).toBe(untouched);
+  });
+
+  it("of a worker never seen leave all else unknown", () => {
+    apply(snapshot());
+    apply(delta(2, { workers: [{ rank: 7, util: 3 }] }));
+    expect(state.workers.get(7)).toMatchObject({ rank: 7, util: 3, status: "unknown", step: null, device: "n/a", shards: [] });
+  });
+
+  it("come to the same as the whole row", () => {
+    apply(snapshot({ workers: [worker(0, { status: "starting", shards: [], step: null })] }));
+    apply(delta(2, { workers: [{ rank: 0, status: "running", shards: [shard()] }] }));
+    apply(delta(3, { workers: [{ rank: 0, step: 1_240 }] }));
+    expect(state.workers.get(0)).toEqual(worker(0));
+  });
+});
+
+describe("bands", () => {
+  const many = run({ detail: "bands", world_size: 1_000 });
+  const focus = (pinned: number[], worst: object): object => ({ focus: { pinned, worst } });
+  const held = (metric = "loss"): number[] => [...(state.series.get(metric)?.keys() ?? [])];
+
+  it("grow and merge as series do, an attempt apart", () => {
+    apply(snapshot({ run: many }), [], [{ buckets: [[1, 0, 0, 5, 4, 6, 9], [2, 0, 0, 4, 3, 5, 9]] }]);
+    apply(delta(2), [], [{ start: 1, buckets: [[3, 0, 0, 3, 2, 4, 9]] }, { attempt: 1, buckets: [[2, 0, 0, 9, 9, 9, 9]] }]);
+    const [first, second] = state.bands.get("loss") ?? [];
+    expect([...(first?.column("median") ?? [])]).toEqual([5, 3]);
+    expect(second?.attempt).toBe(1);
+    expect(second?.newest("count")).toBe(9);
+    expect(state.metrics()).toEqual(["loss"]);
+    expect(state.incomplete).toBe(false);
+    apply(delta(3), [], [{ start: 7, buckets: [[9, 0, 0, 1, 1, 1, 9]] }]);
+    expect(state.incomplete).toBe(true);
+  });
+
+  it("leave series to the ranks in focus only", () => {
+    apply(snapshot({ run: many, ...focus([4], { loss: 7 }) }), [4, 7, 9].map((rank) => ({ rank, buckets: [bucket(1, rank)] })));
+    expect(held()).toEqual([4, 7]);
+    apply(delta(2, focus([], { loss: 8 })), [{ rank: 8, buckets: [bucket(1, 8)] }]);
+    expect(held()).toEqual([8]);
+    expect(state.focus).toEqual({ pinned: [], worst: new Map([["loss", 8]]) });
+  });
+
+  it("do not make a run of few ranks forget", () => {
+    apply(snapshot(), [{ rank: 0, buckets: [bucket(1, 1)] }]);
+    apply(delta(2, focus([], {})));
+    expect(held()).toEqual([0]);
+  });
+
+  it("count towards the bound of metrics", () => {
+    const names = Array.from({ length: MAX_METRICS + 5 }, (_, i) => `m${i}`);
+    apply(snapshot({ run: many }), [], names.map((metric) => ({ metric, buckets: [[1, 0, 0, 1, 1, 1, 9]] as const })));
+    expect(state.metrics()).toHaveLength(MAX_METRICS);
+    expect(state.problems.join()).toContain(`only the first ${MAX_METRICS} metrics`);
+  });
+
+  it("a metric's version grows with each change of its own", () => {
+    apply(snapshot(), [{ metric: "a", buckets: [bucket(1, 1)] }, { metric: "b", buckets: [bucket(1, 1)] }]);
+    const before = state.versions.get("b");
+    apply(delta(2), [{ metric: "a", start: 1, buckets: [bucket(2, 1)] }]);
+    expect(state.versions.get("b")).toBe(before);
+    expect(state.versions.get("a")).toBe((before ?? 0) + 1);
+  });
+});
+
+describe("hints", () => {
+  it("are replaced as a whole, stay where a delta has none, the gravest first", () => {
+    apply(snapshot({ hints: [hint({ id: "a" }), hint({ id: "b", level: "error" }), hint({ id: "c", until: 5 })] }));
+    expect(state.activeHints().map(({ id }) => id)).toEqual(["b", "a"]);
+    expect(apply(delta(2)).hints).toBe(false);
+    expect(state.hints).toHaveLength(3);
+    expect(apply(delta(3, { hints: [] })).hints).toBe(true);
+    expect(state.hints).toEqual([]);
+  });
+});
+
 describe("logs and events", () => {
+  it("keep the last lines of all ranks together", () => {
+    apply(snapshot({ logs: Array.from({ length: 100 }, (_, rank) => Array.from({ length: 150 }, (_, i) => log(rank, i, "x"))).flat() }));
+    expect(state.allLogs).toHaveLength(MAX_ALL_LOG_LINES);
+    expect(state.allLogs.at(-1)?.rank).toBe(99);
+    expect(state.logs.get(0)).toHaveLength(150);
+  });
+
+
   it("replace a line that comes again, in place", () => {
     apply(snapshot({ logs: [log(0, 1, "10 %"), log(0, 2, "next"), log(1, 1, "other")] }));
     apply(delta(2, { logs: [log(0, 1, "20 %")] }));
@@ -180,7 +276,7 @@ describe("logs and events", () => {
     expect(state.logs.get(0)).toHaveLength(MAX_LOG_LINES);
     expect(state.logs.get(0)?.[0]?.text).toBe("20");
     expect(state.logs.get(1)).toHaveLength(1);
-    expect(state.allLogs).toHaveLength(MAX_LOG_LINES);
+    expect(state.allLogs).toHaveLength(MAX_LOG_LINES + 21);
   });
 
   it("keep the last events and count the rest", () => {

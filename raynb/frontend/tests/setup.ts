@@ -1,4 +1,4 @@
-/** What jsdom lacks and uPlot needs: a canvas to draw on, paths, media queries. */
+/** What jsdom lacks: a canvas to draw on, paths, media queries, object URLs. */
 import { afterEach } from "vitest";
 
 class NoPath {}
@@ -29,7 +29,11 @@ window.matchMedia = (media: string): MediaQueryList => ({
   dispatchEvent: () => false,
 });
 
+// jsdom makes no object URLs, and follows links of none.
+Object.assign(URL, { createObjectURL: () => "#", revokeObjectURL: () => undefined });
+
 afterEach(() => {
   document.body.replaceChildren();
+  sessionStorage.clear();
   for (const { name } of [...document.body.attributes]) document.body.removeAttribute(name);
 });

@@ -1,6 +1,6 @@
 import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
 import { openPanel, type OpenPanel } from "./open_panel";
-import { bucket, delta, event, log, run, series, snapshot, worker } from "./messages";
+import { delta, event, hint, log, run, shard, snapshot, worker } from "./messages";
 import { RUN_STATES } from "../src/wire";
 
 let panel: OpenPanel;
@@ -12,11 +12,6 @@ afterEach(() => {
   panel.close();
   vi.useRealTimers();
 });
-
-function withSeries(...parts: Parameters<typeof series>): void {
-  const { series: entries, buffers } = series(...parts);
-  panel.say(snapshot({ series: entries, workers: [worker(0), worker(1)] }), buffers);
-}
 
 describe("opening", () => {
   it("says hello and is never blank", () => {
@@ -92,13 +87,23 @@ describe("header", () => {
       run: run({
         attempt: 2,
         best: { metric: "acc", value: 0.9812, step: 1_200, rank: 1 },
-        dropped: { metrics: 0, samples: 3, logs: 1_412 },
+        dropped: { metrics: 0, samples: 3, logs: 1_412, series: 2 },
       }),
     }));
     const shown = panel.all(".rn-meta > :not([hidden])").map((node) => node.textContent).join();
     expect(shown).toContain("restarts2");
     expect(shown).toContain("acc 0.9812 at step 1,200, rank 1");
-    expect(shown).toContain("dropped: 3 samples, 1,412 log lines");
+    expect(shown).toContain("dropped: 3 samples, 1,412 log lines, 2 series");
+  });
+});
+
+describe("totals", () => {
+  it("are in the header whichever tab is open: the furthest step, and rows of all ranks", () => {
+    panel.say(snapshot({ workers: [worker(0, { step: 7, rows_rate: 100 }), worker(1, { step: 9, rows_rate: null })] }));
+    expect(panel.text(".rn-meta")).toMatch(/step9.*data100 rows\/s/);
+    panel.get<HTMLButtonElement>('[data-tab="hints"]').click();
+    panel.say(delta(2, { workers: [{ rank: 1, step: 12, rows_rate: 50 }] }));
+    expect(panel.text(".rn-meta")).toMatch(/step12.*data150 rows\/s/);
   });
 });
 
@@ -118,207 +123,6 @@ describe("error", () => {
     expect(box.querySelector(".ansi-fg-1")?.textContent).toBe("ValueError");
     panel.say(delta(2, { run: run({ state: "restarting" }) }));
     expect(box.hidden).toBe(true);
-  });
-});
-
-describe("chart", () => {
-  it("starts empty with a word, then shows the first loss", () => {
-    panel.say(snapshot());
-    expect(panel.get(".rn-empty").hidden).toBe(false);
-    withSeries(
-      { metric: "lr", buckets: [bucket(1, 0.1)] },
-      { metric: "train_loss", buckets: [bucket(1, 2)] },
-      { metric: "val_loss", buckets: [bucket(1, 3)] },
-    );
-    expect(panel.get(".rn-empty").hidden).toBe(true);
-    const select = panel.get<HTMLSelectElement>(".rn-chart-view select");
-    expect(select.value).toBe("train_loss");
-    expect([...select.options].map((option) => option.value)).toEqual(["lr", "train_loss", "val_loss"]);
-    expect(panel.get(".rn-plot").querySelector("canvas")).not.toBeNull();
-  });
-
-  it("takes the first metric where none is a loss", () => {
-    withSeries({ metric: "acc", buckets: [bucket(1, 0.1)] }, { metric: "lr", buckets: [bucket(1, 1)] });
-    expect(panel.get<HTMLSelectElement>(".rn-chart-view select").value).toBe("acc");
-  });
-
-  it("keeps the reader's choice and shows it in the workers table too", () => {
-    withSeries({ metric: "loss", buckets: [bucket(1, 2)] }, { metric: "acc", buckets: [bucket(1, 0.75)] });
-    const select = panel.get<HTMLSelectElement>(".rn-chart-view select");
-    select.value = "acc";
-    select.dispatchEvent(new Event("change"));
-    panel.wait(200);
-    expect(panel.text("th.rn-c-metric")).toBe("acc");
-    expect(panel.text("td.rn-c-metric")).toBe("0.75");
-    const { series: entries, buffers } = series({ metric: "loss", start: 1, buckets: [bucket(2, 1)] });
-    panel.say(delta(2, { series: entries }), buffers);
-    expect(select.value).toBe("acc");
-  });
-
-  it("has a legend of buttons that hide and show lines", () => {
-    withSeries({ rank: 0, buckets: [bucket(1, 2)] }, { rank: 1, buckets: [bucket(1, 3)] });
-    const chips = panel.all(".rn-chip") as HTMLButtonElement[];
-    expect(chips.map((chip) => chip.textContent)).toEqual(["rank 02", "rank 13"]);
-    const dashes = chips.map((chip) => chip.querySelector("line")?.getAttribute("stroke-dasharray"));
-    expect(new Set(dashes).size).toBe(2);
-    chips[1]?.focus();
-    expect(document.activeElement).toBe(chips[1]);
-    chips[1]?.click();
-    expect(chips[1]?.getAttribute("aria-pressed")).toBe("false");
-    expect(chips[0]?.getAttribute("aria-pressed")).toBe("true");
-    chips[1]?.click();
-    expect(chips[1]?.getAttribute("aria-pressed")).toBe("true");
-  });
-
-  it("says NaN rather than hiding it", () => {
-    withSeries({ buckets: [bucket(1, 2), bucket(2, Number.NaN)] });
-    expect(panel.text(".rn-chip")).toBe("rank 0NaN");
-    expect(panel.text("td.rn-c-metric")).toBe("NaN");
-    expect(panel.text(".rn-chart-view .rn-note")).toContain("rank 0 is not a finite number");
-  });
-
-  it("switches to a log axis and to time", () => {
-    withSeries({ buckets: [bucket(1, 0), bucket(2, 1)] });
-    const log = panel.all(".rn-chart-view .rn-toggle")[0] as HTMLButtonElement;
-    log.click();
-    expect(log.getAttribute("aria-pressed")).toBe("true");
-    expect(panel.text(".rn-chart-view .rn-note")).toContain("log axis");
-    const time = panel.get<HTMLInputElement>('.rn-switch input[value="time"]');
-    time.click();
-    expect(panel.get(".rn-plot").getAttribute("aria-label")).toContain("over time");
-  });
-
-  it("reads values by arrow keys, which do not reach the notebook", () => {
-    withSeries({ buckets: [bucket(10, 5), bucket(20, 4), bucket(30, 3)] });
-    const plot = panel.get(".rn-plot");
-    const outside = vi.fn();
-    document.body.addEventListener("keydown", outside);
-    const press = (key: string): void => {
-      plot.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true }));
-      panel.wait(50);
-    };
-    press("ArrowRight");
-    press("Escape");
-    expect(outside).not.toHaveBeenCalled();
-    press("j");
-    expect(outside).toHaveBeenCalledTimes(1);
-    document.body.removeEventListener("keydown", outside);
-    expect(plot.tabIndex).toBe(0);
-  });
-
-  it("summarises past sixteen ranks and lets the reader pin one", () => {
-    withSeries(...Array.from({ length: 20 }, (_, rank) => ({ rank, buckets: [bucket(1, rank)] })));
-    expect(panel.all(".rn-chip").map((chip) => chip.textContent)).toEqual([
-      "median of 20 ranks, min to max9.5",
-      "worst: rank 1919",
-    ]);
-    const pin = panel.get<HTMLSelectElement>('select[aria-label^="Pin"]');
-    expect(pin.hidden).toBe(false);
-    pin.value = "4";
-    pin.dispatchEvent(new Event("change"));
-    expect(panel.all(".rn-chip").map((chip) => chip.textContent)).toContain("rank 44");
-    expect(pin.value).toBe("");
-    pin.value = "4";
-    pin.dispatchEvent(new Event("change"));
-    expect(panel.all(".rn-chip")).toHaveLength(2);
-  });
-});
-
-describe("workers", () => {
-  it("shows every value of a row in words", () => {
-    withSeries({ buckets: [bucket(1, 0.5)] });
-    const row = panel.all(".rn-workers tbody tr")[0];
-    expect(row?.querySelector(".rn-c-status svg")).not.toBeNull();
-    const text = row?.textContent ?? "";
-    for (const part of [
-      "running", "GPU 0 · NVIDIA H200", "node-a", "GPU 87 %", "12.1 / 139 GiB", "1,240", "8.3 steps/s",
-      "rows 12,800 / 30,000", "batches 100 / 235 · epoch 1", "0.5",
-    ]) expect(text).toContain(part);
-    expect(row?.querySelector("progress")?.value).toBeCloseTo(12_800 / 30_000);
-  });
-
-  it("shows n/a for what is unknown, with the reason, and no bar", () => {
-    panel.say(snapshot({
-      workers: [worker(0, {
-        device: "CPU", device_kind: "CPU", util: null, mem_used: null, mem_total: null, note: "no psutil here",
-        node: null, ip: null, step: null, rate: null, shard: null,
-      })],
-    }));
-    const row = panel.get(".rn-workers tbody tr");
-    expect(row.textContent).toContain("CPU n/a");
-    expect(row.textContent).not.toMatch(/(^|[^\d])0 ?(%|B|steps)/);
-    expect(panel.get(".rn-c-use + td").textContent).toBe("n/an/a steps/s");
-    expect(panel.get("td.rn-c-use").title).toBe("no psutil here");
-    expect(panel.get("progress").hidden).toBe(true);
-  });
-
-  it("shows an open-ended shard without a share", () => {
-    const shard = { ...worker(0).shard, rows_total: null, batches_total: null, epoch: null } as NonNullable<ReturnType<typeof worker>["shard"]>;
-    panel.say(snapshot({ workers: [worker(0, { shard })] }));
-    expect(panel.get("progress").hasAttribute("value")).toBe(false);
-    expect(panel.text(".rn-shard")).toBe("rows 12,800 / n/abatches 100 / n/a");
-  });
-
-  it("updates only the row that changed, and keeps rows in order of rank", () => {
-    panel.say(snapshot({ workers: [worker(2), worker(0)] }));
-    const first = panel.get(".rn-workers tbody tr");
-    panel.say(delta(2, { workers: [worker(1, { status: "failed" })] }));
-    expect(panel.all(".rn-workers tbody th").map((head) => head.textContent)).toEqual(["0", "1", "2"]);
-    expect(panel.get(".rn-workers tbody tr")).toBe(first);
-    expect(panel.text(".rn-workers tbody tr:nth-child(2) .rn-badge")).toBe("failed");
-  });
-
-  it("adds up the shard over all ranks", () => {
-    panel.say(snapshot({ workers: [worker(0), worker(1)] }));
-    expect(panel.text(".rn-shard-totals")).toBe("train: 25,600 of 60,000 rows this epoch over 2 ranks");
-    const shard = { ...worker(1).shard, rows_seen: null } as NonNullable<ReturnType<typeof worker>["shard"]>;
-    panel.say(delta(2, { run: run({ shard_totals: {} }), workers: [worker(1, { shard })] }));
-    expect(panel.text(".rn-shard-totals")).toBe("train: n/a of 60,000 rows this epoch over 2 ranks");
-  });
-});
-
-describe("logs", () => {
-  const lines = (): string[] => panel.all(".rn-log-line").map((line) => line.textContent ?? "");
-
-  beforeEach(() => {
-    panel.say(snapshot({
-      workers: [worker(0), worker(1)],
-      logs: [log(0, 1, "zero"), log(1, 1, "\x1b[31mone\x1b[0m", "err")],
-      logs_dropped: { 1: 12 },
-    }));
-  });
-
-  it("shows all ranks with their number, or one without", () => {
-    expect(lines()).toEqual(["0zero", "1one"]);
-    expect(panel.get(".rn-log-line.rn-err .ansi-fg-1").textContent).toBe("one");
-    const select = panel.get<HTMLSelectElement>(".rn-logs-view select");
-    select.value = "1";
-    select.dispatchEvent(new Event("change"));
-    expect(lines()).toEqual(["one"]);
-    expect(panel.text(".rn-logs-view .rn-readout")).toBe("last 1 line · 12 dropped");
-  });
-
-  it("replaces a progress line in place", () => {
-    const node = panel.get(".rn-log-line");
-    panel.say(delta(2, { logs: [log(0, 1, "zero, 50 %"), log(0, 2, "two")] }));
-    expect(lines()).toEqual(["0zero, 50 %", "1one", "0two"]);
-    expect(panel.get(".rn-log-line")).toBe(node);
-  });
-
-  it("holds still while paused and catches up after", () => {
-    const pause = panel.all(".rn-logs-view button").find((one) => one.textContent === "pause");
-    pause?.click();
-    panel.say(delta(2, { logs: [log(0, 2, "later")] }));
-    expect(lines()).toHaveLength(2);
-    expect(panel.text(".rn-logs-view .rn-readout")).toBe("paused");
-    pause?.click();
-    expect(lines()).toHaveLength(3);
-  });
-
-  it("drops the oldest lines", () => {
-    panel.say(delta(2, { logs: Array.from({ length: 600 }, (_, i) => log(0, i + 2, `${i}`)) }));
-    expect(lines()).toHaveLength(500);
-    expect(lines().at(-1)).toBe("0599");
   });
 });
 
@@ -349,12 +153,12 @@ describe("problems", () => {
 
   it("a view that fails does not take the others along", () => {
     vi.spyOn(console, "error").mockImplementation(() => undefined);
-    panel.get(".rn-workers tbody").insertBefore = () => {
+    panel.get(".rn-events").append = () => {
       throw new Error("broken view");
     };
-    panel.say(snapshot({ workers: [worker(0)], logs: [log(0, 1, "still here")] }));
-    expect(panel.text('[role="alert"]')).toContain("the panel's workers failed: broken view");
-    expect(panel.text(".rn-log")).toContain("still here");
+    panel.say(snapshot({ events: [event("one")], workers: [worker(0)] }));
+    expect(panel.text('[role="alert"]')).toContain("the panel's events failed: broken view");
+    expect(panel.all(".rn-tile")).toHaveLength(1);
     vi.restoreAllMocks();
   });
 });
@@ -368,25 +172,137 @@ describe("theme", () => {
   });
 });
 
+describe("tabs", () => {
+  const tab = (name: string): HTMLElement => panel.get(`.rn-tab[data-tab="${name}"]`);
+  const open = (): string[] =>
+    panel.all('[role="tabpanel"]').filter((node) => !node.hidden).map((node) => node.dataset["tab"] ?? "");
+  const press = (key: string): void => {
+    document.activeElement?.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true }));
+    panel.wait(50);
+  };
+
+  it("show one view at a time, each named by its tab", () => {
+    expect(panel.all('[role="tab"]').map((node) => node.textContent)).toEqual(["Overview", "Workers", "Data", "Logs", "Hints"]);
+    expect(open()).toEqual(["overview"]);
+    tab("logs").click();
+    expect(open()).toEqual(["logs"]);
+    for (const node of panel.all('[role="tabpanel"]')) {
+      const button = document.getElementById(node.getAttribute("aria-labelledby") ?? "");
+      expect(button?.getAttribute("aria-controls")).toBe(node.id);
+      expect(button?.getAttribute("aria-selected")).toBe(String(!node.hidden));
+    }
+  });
+
+  it("are one stop of the Tab key, with arrows in between that do not reach the notebook", () => {
+    const outside = vi.fn();
+    document.body.addEventListener("keydown", outside);
+    expect(panel.all('[role="tab"]').filter((node) => node.tabIndex === 0)).toEqual([tab("overview")]);
+    tab("overview").focus();
+    press("ArrowRight");
+    expect(document.activeElement).toBe(tab("workers"));
+    expect(open()).toEqual(["workers"]);
+    press("ArrowLeft");
+    press("ArrowLeft");
+    expect(open()).toEqual(["hints"]);
+    press("Home");
+    expect(open()).toEqual(["overview"]);
+    press("End");
+    expect(open()).toEqual(["hints"]);
+    expect(outside).not.toHaveBeenCalled();
+    document.body.removeEventListener("keydown", outside);
+  });
+
+  it("remember the choice when the view is made again", () => {
+    tab("data").click();
+    panel.close();
+    panel = openPanel();
+    expect(open()).toEqual(["data"]);
+  });
+
+  it.each(["nonsense", '{"tab": "nowhere", "metrics": 5, "smooth": "much"}', "[]", "null"])(
+    "survive a memory of %s", (kept) => {
+      panel.close();
+      sessionStorage.setItem("raynb.panel:mnist", kept);
+      panel = openPanel();
+      expect(open()).toEqual(["overview"]);
+    },
+  );
+
+  it("count new error lines until they are looked at, once each", () => {
+    const logs = [log(0, 1, "fine"), log(0, 2, "bad", "err"), log(1, 1, "worse", "err")];
+    panel.say(snapshot({ logs }));
+    expect(tab("logs").getAttribute("aria-label")).toBe("Logs, 2 new error lines");
+    panel.say(snapshot({ seq: 2, logs }));
+    panel.say(delta(3, { logs: [log(0, 2, "bad, again", "err")] }));
+    expect(tab("logs").textContent).toBe("Logs2");
+    tab("logs").click();
+    panel.wait(50);
+    expect(tab("logs").getAttribute("aria-label")).toBe("Logs");
+    tab("overview").click();
+    panel.say(delta(4, { logs: [log(0, 3, "new", "err")] }));
+    expect(tab("logs").getAttribute("aria-label")).toBe("Logs, 1 new error line");
+  });
+
+  it("count the hints that still hold", () => {
+    panel.say(snapshot({ hints: [hint(), hint({ id: "b", level: "info" }), hint({ id: "c", until: 1_050 })] }));
+    expect(tab("hints").getAttribute("aria-label")).toBe("Hints, 2 hints");
+    panel.say(delta(2, { hints: [] }));
+    expect(tab("hints").getAttribute("aria-label")).toBe("Hints");
+  });
+});
+
+describe("downloads", () => {
+  it("become a file of the browser's, whatever name the kernel says", () => {
+    const saved: { name: string; href: string }[] = [];
+    const make = vi.spyOn(URL, "createObjectURL").mockReturnValue("blob:log");
+    vi.spyOn(HTMLAnchorElement.prototype, "click").mockImplementation(function (this: HTMLAnchorElement) {
+      saved.push({ name: this.download, href: this.href });
+    });
+    panel.say(
+      { v: 2, kind: "file", rank: 3, name: "../../rank-00003.log", whole: false, note: "cut" },
+      [new DataView(new Uint8Array([0, 104, 105]).buffer, 1)],
+    );
+    expect(saved).toEqual([{ name: "-..-rank-00003.log", href: "blob:log" }]);
+    const blob = make.mock.calls[0]?.[0] as Blob;
+    expect([blob.size, blob.type]).toEqual([2, "application/octet-stream"]);
+    expect(panel.el.querySelector("a")).toBeNull();
+    vi.restoreAllMocks();
+  });
+});
+
 describe("redrawing", () => {
-  it("draws the table at most ten times a second, twice past 64 ranks", () => {
+  const step = (): string | undefined => panel.all(".rn-tile .rn-sub")[0]?.textContent ?? undefined;
+  const seen = (rows: number): object => ({ workers: [{ rank: 0, shards: [shard({ rows_seen: rows })] }] });
+
+  it("draws the overview at most ten times a second, twice past 64 ranks", () => {
     const draws = (worlds: number): number => {
       panel.say(snapshot({ seq: 1, run: run({ world_size: worlds }), workers: [worker(0)] }));
       panel.wait(1_000);
       let count = 0;
-      let before = panel.text("td.rn-c-step");
+      let before = step();
       for (let i = 0; i < 100; i++) {
-        panel.model.emit(delta(i + 2, { workers: [worker(0, { step: i + 5 })] }));
+        panel.model.emit(delta(i + 2, seen(i + 5)));
         panel.wait(10);
-        const now = panel.text("td.rn-c-step");
-        if (now !== before) count += 1;
-        before = now;
+        if (step() !== before) count += 1;
+        before = step();
       }
       panel.wait(1_000);
-      expect(panel.text("td.rn-c-step")).toContain("104");
+      expect(step()).toContain("104 /");
       return count;
     };
     expect(draws(2)).toBeLessThanOrEqual(11);
     expect(draws(100)).toBeLessThanOrEqual(3);
+  });
+
+  it("leaves hidden tabs alone, and draws what they missed when they open", () => {
+    panel.say(snapshot({ workers: [worker(0, { shards: [shard({ rows_seen: 1 })] })] }));
+    panel.get<HTMLButtonElement>('.rn-tab[data-tab="logs"]').click();
+    panel.wait(500);
+    panel.say(delta(2, seen(2)));
+    panel.wait(1_000);
+    expect(step()).toContain("1 /");
+    panel.get<HTMLButtonElement>('.rn-tab[data-tab="overview"]').click();
+    panel.wait(50);
+    expect(step()).toContain("2 /");
   });
 });

@@ -1,10 +1,11 @@
 import { describe, expect, it } from "vitest";
-import { decode, LIMITS, type Update } from "../src/wire";
-import { bucket, delta, log, run, series, snapshot, worker } from "./messages";
+import { decode } from "../src/decode";
+import { LIMITS, MAX_PINNED, type LogFile, type Update } from "../src/wire";
+import { bands, bucket, delta, hint, log, run, series, shard, snapshot, worker } from "./messages";
 
 function update(content: unknown, buffers: readonly unknown[] = []): Update {
   const { message } = decode(content, buffers);
-  if (message === null || message.kind === "ack") throw new Error("not an update");
+  if (message === null || message.kind === "ack" || message.kind === "file") throw new Error("not an update");
   return message;
 }
 
@@ -22,7 +23,7 @@ describe("decode", () => {
     const message = update(content, buffers);
     expect(message.run).toEqual({ ...run(), shard_totals: expect.objectContaining({ train: 60_000 }) as object });
     expect(message.workers[1]).toEqual(worker(1));
-    expect([...(message.series[0]?.values ?? [])]).toEqual([1, 2, 0.1, 0.2, 0.5, 0.25, 0.5, 0.25, 0.5, 0.25]);
+    expect([...(message.series[0]?.values ?? [])]).toEqual([1, 2, 0.1, 0.2, 0.01, 0.02, 0.5, 0.25, 0.5, 0.25, 0.5, 0.25]);
     expect(message.logs_dropped.get(1)).toBe(4);
     expect(message.events[0]?.level).toBe("warn");
   });
@@ -43,8 +44,8 @@ describe("decode", () => {
       buckets: [bucket(1, Number.NaN), bucket(2, Number.POSITIVE_INFINITY)],
     });
     const values = update(delta(1, { series: entries }), buffers).series[0]?.values;
-    expect(values?.[4]).toBeNaN();
-    expect(values?.[5]).toBe(Number.POSITIVE_INFINITY);
+    expect(values?.[6]).toBeNaN();
+    expect(values?.[7]).toBe(Number.POSITIVE_INFINITY);
   });
 
   const forms: [string, (view: DataView) => unknown][] = [
@@ -55,12 +56,12 @@ describe("decode", () => {
   it.each(forms)("reads %s", (_, as) => {
     const { series: entries, buffers } = series({ buckets: [bucket(3, 7)] });
     const message = update(delta(1, { series: entries }), buffers.map((view) => as(view)));
-    expect([...(message.series[0]?.values ?? [])]).toEqual([3, 0.3, 7, 7, 7]);
+    expect([...(message.series[0]?.values ?? [])]).toEqual([3, 0.3, 0.03, 7, 7, 7]);
   });
 
   it.each([
     ["no buffer", []],
-    ["a buffer too short", [new ArrayBuffer(39)]],
+    ["a buffer too short", [new ArrayBuffer(47)]],
     ["no buffer at all but text", ["AAAA"]],
   ])("reports a series with %s and goes on", (_, buffers) => {
     const content = delta(1, {
@@ -80,9 +81,9 @@ describe("decode", () => {
   });
 
   it("names both versions when they differ", () => {
-    const { message, problems } = decode({ ...snapshot(), v: 2 });
+    const { message, problems } = decode({ ...snapshot(), v: 3 });
     expect(message).toBeNull();
-    expect(problems[0]).toMatch(/version 2.*version 1.*restart the kernel/);
+    expect(problems[0]).toMatch(/version 3.*version 2.*restart the kernel/);
   });
 
   it.each([
@@ -94,6 +95,9 @@ describe("decode", () => {
     ["series", { series: [{ metric: 1 }] }, /entry of "series"/],
     ["a huge series", { series: [{ metric: "a", rank: 0, start: 0, n: 1e9, buf: 0 }] }, /too long/],
     ["logs", { logs: [{ rank: 0 }] }, /entry of "logs"/],
+    ["bands", { bands: [{ metric: "a", start: 0, n: 1, buf: 5 }] }, /buffer 5, for "a"/],
+    ["focus", { focus: [1] }, /"focus" should be an object/],
+    ["hints", { hints: "none" }, /"hints" should be a list/],
     ["events", { events: [null] }, /entry of "events"/],
     ["seq", { seq: "one" }, /no valid "seq"/],
   ])("reports a bad %s", (_, over, problem) => {
@@ -103,10 +107,67 @@ describe("decode", () => {
   });
 
   it("turns unknown numbers into null, never 0", () => {
-    const content = delta(1, { workers: [{ rank: 0, status: "running", util: "87", step: Number.NaN }] });
-    expect(update(content).workers[0]).toMatchObject({
-      util: null, step: null, mem_used: null, rate: null, shard: null,
-    });
+    const content = delta(1, { workers: [{ rank: 0, status: "running", util: "87", step: Number.NaN, where: 5 }] });
+    expect(update(content).workers[0]).toEqual({ rank: 0, status: "running", util: null, step: null, where: null });
+  });
+
+  it("leaves fields of a partial row that are not there as they are", () => {
+    const content = delta(1, { workers: [{ rank: 4, rows_rate: 12.5, still_since: null }] });
+    expect(update(content).workers).toEqual([{ rank: 4, rows_rate: 12.5, still_since: null }]);
+    expect(decode(content).problems).toEqual([]);
+  });
+
+  it("reads the shards of a row, at most eight, and skips what is none", () => {
+    const shards = [shard(), "bad", { name: "b", kind: "odd", shuffle: "yes", set_epoch: "maybe" }, ...Array.from({ length: 20 }, () => shard())];
+    const [first, second, ...more] = update(delta(1, { workers: [{ rank: 0, shards }] })).workers[0]?.shards ?? [];
+    expect(first).toEqual(shard());
+    expect(second).toMatchObject({ name: "b", kind: null, shuffle: null, set_epoch: null, rows_seen: null });
+    expect(more.length).toBeLessThan(LIMITS.shards);
+  });
+
+  it("reads bands and what is in focus", () => {
+    const buffers: DataView[] = [];
+    const entries = bands(buffers, { metric: "loss", attempt: 1, start: 2, buckets: [[5, 0.5, 0.1, 3, 1, 9, 1_000]] });
+    const content = delta(1, { bands: entries, focus: { pinned: [3, -1, "x", 7], worst: { loss: 11, acc: "no" } } });
+    const message = update(content, buffers);
+    expect(decode(content, buffers).problems).toEqual([]);
+    expect(message.bands[0]).toMatchObject({ metric: "loss", attempt: 1, start: 2, n: 1 });
+    expect([...(message.bands[0]?.values ?? [])]).toEqual([5, 0.5, 0.1, 3, 1, 9, 1_000]);
+    expect(message.focus).toEqual({ pinned: [3, 7], worst: new Map([["loss", 11]]) });
+    expect(update(delta(2)).focus).toBeNull();
+    const many = Array.from({ length: 90 }, (_, rank) => rank);
+    expect(update(delta(1, { focus: { pinned: many } })).focus?.pinned).toHaveLength(MAX_PINNED);
+  });
+
+  it("reads hints, and keeps one of a kind it does not know", () => {
+    const content = delta(1, { hints: [hint(), { title: "new", kind: "brand_new", level: "odd", ranks: "all" }, { kind: "leak" }] });
+    const { problems } = decode(content);
+    expect(update(content).hints).toEqual([
+      hint(),
+      { id: "other: new", kind: "other", level: "info", title: "new", ranks: [], evidence: "", threshold: "", fix: "", since: null, until: null },
+    ]);
+    expect(problems).toEqual(['an entry of "hints" is not understood']);
+    expect(update(delta(1)).hints).toBeNull();
+  });
+
+  it.each([
+    ["rank-00003.log", "rank-00003.log"],
+    ["../../etc/passwd", "-..-etc-passwd"],
+    ["C:\\boot.ini", "C--boot.ini"],
+    ["\u202egol.exe\n", "-gol.exe-"],
+    ["...", "rank-3.log"],
+    [undefined, "rank-3.log"],
+  ])("saves a file named %j as %j", (name, safe) => {
+    const bytes = new DataView(new Uint8Array([9, 104, 105]).buffer, 1);
+    const file = decode({ v: 2, kind: "file", rank: 3, name, whole: true, note: null }, [bytes]).message as LogFile;
+    expect(file).toMatchObject({ kind: "file", rank: 3, name: safe, whole: true, note: null });
+    expect([...file.data]).toEqual([104, 105]);
+  });
+
+  it("says of a file without bytes that there is none", () => {
+    const { message, problems } = decode({ v: 2, kind: "file", rank: 3 });
+    expect(message).toBeNull();
+    expect(problems.join()).toContain("without its bytes");
   });
 
   it("bounds texts, lists and its own complaints", () => {

@@ -1,263 +1,223 @@
-/** The chosen metric over steps or time, with its controls and legend. */
-import { Chart, lineStyle, type CursorValues } from "../chart";
-import { shownMetric, type Context, type View } from "../context";
-import { h, setAttr, setOptions, setText, show, uniqueId } from "../dom";
-import { formatCount, formatDuration, formatValue } from "../format";
-import { swatch } from "../icons";
+/** The charts: a card a metric, with the controls and the legend they share. */
+import { shownMetrics, type Context, type View } from "../context";
+import { h, setAttr, setText, show, uniqueId } from "../dom";
 import type { Changed, PanelState } from "../model";
-import { plotData, type PlotData, type PlotLine, type XAxis } from "../plot_data";
-import type { Theme } from "../theme";
+import { hasEpoch, plotData, type PlotData, type PlotSource, type XAxis } from "../plot_data";
+import { ChartCard } from "./chart_card";
+import { Legend } from "./legend";
+import { MetricPicker } from "./metric_picker";
 
-interface Chip {
-  button: HTMLButtonElement;
-  label: HTMLElement;
-  value: HTMLElement;
-  style: string;
+interface Card {
+  card: ChartCard;
+  /** What was drawn: of which version of the metric, with which choices. */
+  version: number;
+  choices: number;
+  data: PlotData | null;
 }
 
 export function mount(root: HTMLElement, ctx: Context): View {
-  const metricId = uniqueId("metric");
-  const metric = h("select", {
-    class: "rn-select",
-    attrs: { id: metricId, "data-lm-suppress-shortcuts": "true" },
+  const group = uniqueId("charts");
+  const { choices } = ctx;
+  const picker = new MetricPicker((metrics) => {
+    choices.metrics = metrics;
+    ctx.chose();
   });
   const axis = axisSwitch((chosen) => {
-    xAxis = chosen;
-    redraw();
+    choices.x = chosen;
+    ctx.chose();
   });
-  const log = h("button", {
-    class: "rn-toggle",
-    text: "log y",
-    attrs: { type: "button", "aria-pressed": "false" },
+  const log = h("button", { class: "rn-toggle", text: "log y", attrs: { type: "button" } });
+  const smooth = smoothSlider((weight) => {
+    choices.smooth = weight;
+    ctx.chose();
   });
-  const pin = h("select", {
-    class: "rn-select",
-    attrs: { "aria-label": "Pin a rank's own line", "data-lm-suppress-shortcuts": "true" },
+  const pin = pinField((rank) => {
+    if (!choices.pinned.has(rank)) ctx.pin(rank);
   });
   const unzoom = h("button", { class: "rn-toggle", text: "reset zoom", attrs: { type: "button" } });
-  const readout = h("span", { class: "rn-readout" });
-  const plot = h("div", {
-    class: "rn-plot",
-    attrs: { tabindex: "0", role: "img", "data-lm-suppress-shortcuts": "true" },
-  });
   const empty = h("div", {
     class: "rn-empty",
     text: "No metrics yet: they appear with the first report.",
   });
-  const note = h("div", { class: "rn-note", attrs: { role: "status" } });
-  const legend = h("div", {
-    class: "rn-legend",
-    attrs: { role: "group", "aria-label": "Lines of the chart" },
-  });
-  const toolbar = h(
-    "div",
-    { class: "rn-toolbar" },
-    h("label", { class: "rn-key", text: "metric", attrs: { for: metricId } }),
-    metric,
-    axis.node,
-    log,
-    pin,
-    unzoom,
-    readout,
-  );
-  root.append(toolbar, plot, empty, note, legend);
+  const toolbar = h("div", { class: "rn-toolbar" }, axis.node, log, smooth.node, pin.node, unzoom);
+  const grid = h("div", { class: "rn-cards" });
+  const legend = new Legend(ctx);
+  const controls = h("div", { class: "rn-controls" }, picker.node, toolbar);
+  const charts = h("div", { class: "rn-charts" }, controls, grid, legend.node);
+  root.append(charts, empty);
 
-  let xAxis: XAxis = "step";
-  let logY = false;
-  let latest: PanelState | null = null;
-  let data: PlotData | null = null;
-  let cursor: CursorValues | null = null;
-  const hidden = new Set<string>();
-  const pinned = new Set<number>();
-  const chips = new Map<string, Chip>();
-  const chart = new Chart(plot, {
-    onCursor(at) {
-      cursor = at;
-      showValues();
-    },
-    onZoom(zoomed) {
-      show(unzoom, zoomed);
-    },
-  });
-  show(unzoom, false);
+  const cards = new Map<string, Card>();
+  /** Counts the choices made, so that a card knows whether it shows the newest. */
+  let choice = 0;
 
-  metric.addEventListener("change", () => {
-    ctx.choices.metric = metric.value;
+  log.addEventListener("click", () => {
+    choices.log = !choices.log;
     ctx.chose();
   });
-  log.addEventListener("click", () => {
-    logY = !logY;
-    setAttr(log, "aria-pressed", String(logY));
-    redraw();
-  });
-  pin.addEventListener("change", () => {
-    const rank = Number(pin.value);
-    if (!pinned.delete(rank)) pinned.add(rank);
-    redraw();
-  });
-  unzoom.addEventListener("click", () => {
-    chart.resetZoom();
-    plot.focus();
-  });
-  plot.addEventListener("keydown", (event) => {
-    const moves: Record<string, number> = {
-      ArrowLeft: -1,
-      ArrowRight: 1,
-      Home: Number.NEGATIVE_INFINITY,
-      End: Number.POSITIVE_INFINITY,
-    };
-    const by = moves[event.key];
-    if (by !== undefined) chart.moveCursor(by);
-    else if (event.key === "Escape") chart.hideCursor();
-    else return;
-    event.preventDefault();
-    event.stopPropagation();
-  });
-  plot.addEventListener("blur", () => chart.hideCursor());
+  unzoom.addEventListener("click", resetZoom);
+
+  function resetZoom(): void {
+    for (const { card } of cards.values()) card.resetZoom();
+    show(unzoom, false);
+  }
 
   function update(state: PanelState, changed: Changed): void {
-    latest = state;
-    if (changed.series || changed.choice || (changed.run && data === null)) redraw();
-  }
-
-  function redraw(): void {
-    if (latest === null) return;
-    const state = latest;
-    const name = shownMetric(state, ctx.choices);
-    show(root, name !== null || state.run !== null);
-    show(toolbar, name !== null);
-    show(plot, name !== null);
-    show(empty, name === null);
-    if (name === null) {
-      legend.replaceChildren();
-      chips.clear();
-      setText(note, "");
-      return;
+    if (!changed.series && !changed.choice && !changed.focus && !changed.run) return;
+    if (changed.choice || changed.focus) choice += 1;
+    const metrics = shownMetrics(state, choices);
+    show(charts, metrics.length > 0);
+    show(empty, metrics.length === 0);
+    const epochs = metrics.some((name) => hasEpoch(sourceOf(state, name)));
+    const shownChoices = { ...choices, x: choices.x === "epoch" && !epochs ? "step" : choices.x } as const;
+    showControls(state, metrics, shownChoices.x, epochs);
+    for (const [name, { card }] of cards) {
+      if (metrics.includes(name)) continue;
+      card.destroy();
+      cards.delete(name);
     }
-    setOptions(metric, state.metrics().map((value) => ({ value, label: value })), name);
-    const theme = ctx.theme();
-    data = plotData(state.series.get(name) ?? new Map(), { metric: name, x: xAxis, log: logY, pinned });
-    chart.draw(data, { x: xAxis, log: logY, theme, hidden });
-    show(pin, data.aggregated);
-    if (data.aggregated) {
-      const ranks = data.ranks.map((rank) => ({
-        value: String(rank),
-        label: pinned.has(rank) ? `rank ${rank} (unpin)` : `rank ${rank}`,
-      }));
-      setOptions(pin, [{ value: "", label: "pin a rank…" }, ...ranks], "");
-    }
-    setText(note, noteOf(data));
-    setAttr(plot, "aria-label", summaryOf(name, data, xAxis));
-    drawLegend(data.lines, theme);
-    showValues();
-  }
-
-  function drawLegend(lines: PlotLine[], theme: Theme): void {
-    const keys = new Set(lines.map((line) => line.key));
-    for (const [key, chip] of chips) {
-      if (keys.has(key)) continue;
-      chip.button.remove();
-      chips.delete(key);
-    }
-    lines.forEach((line, i) => {
-      let chip = chips.get(line.key);
-      if (chip === undefined) {
-        chip = makeChip(line.key);
-        chips.set(line.key, chip);
+    metrics.forEach((name, i) => {
+      const shown = cardOf(name);
+      if (grid.children[i] !== shown.card.node) {
+        grid.insertBefore(shown.card.node, grid.children[i] ?? null);
       }
-      if (legend.children[i] !== chip.button) {
-        legend.insertBefore(chip.button, legend.children[i] ?? null);
-      }
-      const { stroke, dash, width } = lineStyle(line, theme);
-      const style = JSON.stringify([stroke, dash]);
-      if (chip.style !== style) {
-        chip.style = style;
-        chip.button.querySelector("svg")?.replaceWith(swatch(stroke, dash, width));
-      }
-      setText(chip.label, line.label);
-      setAttr(chip.button, "aria-pressed", String(!hidden.has(line.key)));
+      shown.card.setClose(metrics.length < 2 ? null : () => {
+        choices.metrics = metrics.filter((one) => one !== name);
+        ctx.chose();
+      });
+      const version = state.versions.get(name) ?? 0;
+      if (shown.version === version && shown.choices === choice) return;
+      shown.version = version;
+      shown.choices = choice;
+      shown.data = plotData(sourceOf(state, name), shownChoices);
+      shown.card.draw(shown.data, shownChoices, ctx.theme());
     });
+    legend.update([...cards.values()].flatMap(({ data }) => data?.lines ?? []));
   }
 
-  function makeChip(key: string): Chip {
-    const label = h("span");
-    const value = h("span", { class: "rn-value" });
-    const button = h(
-      "button",
-      { class: "rn-chip", title: "Show or hide this line", attrs: { type: "button" } },
-      swatch("currentColor", [], 2),
-      label,
-      value,
-    );
-    button.addEventListener("click", () => {
-      if (!hidden.delete(key)) hidden.add(key);
-      redraw();
-    });
-    return { button, label, value, style: "" };
+  function showControls(state: PanelState, metrics: string[], x: XAxis, epochs: boolean): void {
+    picker.update(state.metrics(), metrics);
+    axis.set(x, epochs);
+    setAttr(log, "aria-pressed", String(choices.log));
+    smooth.set(choices.smooth);
+    pin.set(state.run?.detail === "bands", Math.max(0, ...state.workers.keys()));
   }
 
-  /** The values under the cursor, else the newest. */
-  function showValues(): void {
-    const at = cursor;
-    setText(
-      readout,
-      at === null
-        ? "latest"
-        : xAxis === "step"
-          ? `step ${formatCount(at.x)}`
-          : `at ${formatDuration(at.x)}`,
-    );
-    for (const line of data?.lines ?? []) {
-      const chip = chips.get(line.key);
-      if (chip === undefined) continue;
-      const value = at === null ? newestOf(line, latest, metric.value) : at.values.get(line.key);
-      setText(chip.value, formatValue(value ?? null));
+  function cardOf(name: string): Card {
+    let found = cards.get(name);
+    if (found === undefined) {
+      const card = new ChartCard(name, group, {
+        onZoom: (zoomed) => show(unzoom, zoomed),
+        onReset: resetZoom,
+        onClose: null,
+      });
+      found = { card, version: -1, choices: -1, data: null };
+      cards.set(name, found);
     }
+    return found;
   }
 
-  return { update, destroy: () => chart.destroy() };
+  show(unzoom, false);
+  return {
+    update,
+    destroy() {
+      for (const { card } of cards.values()) card.destroy();
+    },
+  };
 }
 
-/** NaN is a value here: a chart leaves a gap for it, the legend says it. */
-function newestOf(line: PlotLine, state: PanelState | null, metric: string): number | null {
-  if (line.rank !== null) return state?.latest(metric, line.rank) ?? null;
-  for (let i = line.values.length - 1; i >= 0; i--) {
-    const value = line.values[i];
-    if (value !== undefined) return value;
-  }
-  return null;
+function sourceOf(state: PanelState, metric: string): PlotSource {
+  return {
+    metric,
+    series: state.series.get(metric) ?? new Map(),
+    bands: state.bands.get(metric) ?? [],
+    worst: state.focus.worst.get(metric) ?? null,
+  };
 }
 
-function noteOf(data: PlotData): string {
-  const notes: string[] = [];
-  if (data.notFinite.length > 0) {
-    const shown = data.notFinite.slice(0, 8).join(", ");
-    const more = data.notFinite.length > 8 ? ", …" : "";
-    const ranks = data.notFinite.length === 1 ? "rank" : "ranks";
-    notes.push(`The newest value of ${ranks} ${shown}${more} is not a finite number.`);
-  }
-  if (data.notPositive) notes.push("Values of 0 or less have no place on a log axis.");
-  return notes.join(" ");
-}
-
-function summaryOf(metric: string, data: PlotData, x: XAxis): string {
-  const what = data.aggregated
-    ? `median and range of ${data.ranks.length} ranks`
-    : data.ranks.length === 1
-      ? "one rank"
-      : `${data.ranks.length} ranks`;
-  return `${metric} over ${x}, ${what}. Left and right arrow keys read values.`;
-}
-
-function axisSwitch(onChange: (axis: XAxis) => void): { node: HTMLElement } {
+function axisSwitch(onChange: (axis: XAxis) => void): {
+  node: HTMLElement;
+  set(axis: XAxis, epochs: boolean): void;
+} {
   const name = uniqueId("axis");
   const node = h("fieldset", { class: "rn-switch" }, h("legend", { text: "x axis" }));
-  for (const axis of ["step", "time"] as const) {
+  const inputs = (["step", "epoch", "time"] as const).map((axis) => {
     const input = h("input", { attrs: { type: "radio", name, value: axis } });
-    input.checked = axis === "step";
     input.setAttribute("data-lm-suppress-shortcuts", "true");
     input.addEventListener("change", () => onChange(axis));
-    node.append(h("label", {}, input, h("span", { text: axis })));
-  }
-  return { node };
+    const label = h("label", {}, input, h("span", { text: axis }));
+    node.append(label);
+    return { axis, input, label };
+  });
+  return {
+    node,
+    set(chosen, epochs) {
+      for (const { axis, input, label } of inputs) {
+        if (input.checked !== (axis === chosen)) input.checked = axis === chosen;
+        const known = axis !== "epoch" || epochs;
+        input.disabled = !known;
+        label.title = known ? "" : "No epochs known: they come with a data loader that raynb counts.";
+      }
+    },
+  };
+}
+
+function smoothSlider(onChange: (weight: number) => void): {
+  node: HTMLElement;
+  set(weight: number): void;
+} {
+  const id = uniqueId("smooth");
+  const input = h("input", {
+    attrs: { id, type: "range", min: "0", max: "0.99", step: "0.01", "data-lm-suppress-shortcuts": "true" },
+  });
+  const value = h("span", { class: "rn-value" });
+  const node = h(
+    "span",
+    {
+      class: "rn-smooth",
+      title: "Exponential moving average: the weight of the past. The values as they came stay visible.",
+    },
+    h("label", { class: "rn-key", text: "smooth", attrs: { for: id } }),
+    input,
+    value,
+  );
+  input.addEventListener("input", () => onChange(Number(input.value)));
+  return {
+    node,
+    set(weight) {
+      if (Number(input.value) !== weight) input.value = String(weight);
+      setText(value, weight === 0 ? "off" : weight.toFixed(2));
+    },
+  };
+}
+
+/** Where there are too many ranks for a line each: a field to ask for one. */
+function pinField(onPin: (rank: number) => void): {
+  node: HTMLElement;
+  set(visible: boolean, last: number): void;
+} {
+  const id = uniqueId("pin");
+  const input = h("input", {
+    class: "rn-pin-rank",
+    attrs: { id, type: "number", min: "0", step: "1", required: "", "data-lm-suppress-shortcuts": "true" },
+  });
+  const node = h(
+    "form",
+    { class: "rn-pin-form" },
+    h("label", { class: "rn-key", text: "pin rank", attrs: { for: id } }),
+    input,
+    h("button", { text: "pin", attrs: { type: "submit" } }),
+  );
+  node.addEventListener("submit", (event) => {
+    event.preventDefault();
+    onPin(Number(input.value));
+    input.value = "";
+  });
+  return {
+    node,
+    set(visible, last) {
+      show(node, visible);
+      setAttr(input, "max", String(last));
+      setAttr(input, "placeholder", `0–${last}`);
+    },
+  };
 }

@@ -1,7 +1,7 @@
 /** The run at a glance: name, state, time, size, storage, and Stop. */
 import type { Context, View } from "../context";
 import { h, setAttr, setText, setTitle, show } from "../dom";
-import { formatCount, formatDuration, formatValue, UNKNOWN } from "../format";
+import { formatCount, formatDuration, formatShort, formatValue, UNKNOWN } from "../format";
 import { icon, type IconName } from "../icons";
 import type { PanelState } from "../model";
 import type { Run, RunState } from "../wire";
@@ -37,6 +37,8 @@ export function mount(root: HTMLElement, ctx: Context): View {
   const stopNote = h("span", { class: "rn-stop-note", attrs: { role: "status" } });
   const [elapsed, elapsedField] = field("elapsed");
   const [size, sizeField] = field("workers");
+  const [step, stepField] = field("step");
+  const [rows, rowsField] = field("data");
   const [restarts, restartsField] = field("restarts");
   const [best, bestField] = field("best");
   const [storage, storageField] = field("storage");
@@ -49,6 +51,8 @@ export function mount(root: HTMLElement, ctx: Context): View {
       { class: "rn-meta" },
       elapsedField,
       sizeField,
+      stepField,
+      rowsField,
       restartsField,
       bestField,
       dropped,
@@ -75,6 +79,7 @@ export function mount(root: HTMLElement, ctx: Context): View {
     setTitle(message, run.message);
     setText(elapsed, formatDuration(elapsedOf(run, state.now())));
     setText(size, formatCount(run.world_size));
+    updateTotals(state);
     show(restartsField, run.attempt > 0);
     // Attempts count from 0: the second attempt is the first restart.
     setText(restarts, formatCount(run.attempt));
@@ -86,6 +91,19 @@ export function mount(root: HTMLElement, ctx: Context): View {
     show(dropped, lost !== "");
     setText(dropped, lost);
     updateStop(run);
+  }
+
+  function updateTotals(state: PanelState): void {
+    let furthest: number | null = null;
+    let rate: number | null = null;
+    for (const worker of state.workers.values()) {
+      if (worker.step !== null) furthest = Math.max(furthest ?? 0, worker.step);
+      if (worker.rows_rate !== null) rate = (rate ?? 0) + worker.rows_rate;
+    }
+    show(stepField, furthest !== null);
+    setText(step, formatCount(furthest));
+    show(rowsField, rate !== null);
+    setText(rows, `${formatShort(rate)} rows/s`);
   }
 
   function updateStop(run: Run): void {
@@ -126,6 +144,7 @@ function droppedText({ dropped }: Run): string {
     [dropped.metrics, "metric records"],
     [dropped.samples, "samples"],
     [dropped.logs, "log lines"],
+    [dropped.series, "series"],
   ] as const;
   const lost = parts.filter(([count]) => count > 0);
   if (lost.length === 0) return "";

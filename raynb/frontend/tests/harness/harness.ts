@@ -3,10 +3,12 @@
  *
  * Query: scene=running|finished|failed|waiting|silent, ranks=N,
  * theme=light|dark|jupyter-light|jupyter-dark, steps=N (already done),
- * metrics=N, hz=N (messages a second; 0 stands still), width=PIXELS.
+ * metrics=N, hz=N (messages a second; 0 stands still), width=PIXELS, tab=NAME,
+ * lines=N (of output), hints=0 (none), device=cpu.
  */
 import { FakeModel } from "../fake_model";
-import { event, log, run, series, worker, type Bucket, type Part } from "../messages";
+import { bands, event, run, series, type BandBucket, type Bucket, type Part } from "../messages";
+import { fleet, hints, lines, noise } from "./fleet";
 import panel from "../../../static/panel.js";
 
 const query = new URLSearchParams(location.search);
@@ -44,12 +46,6 @@ const model = new FakeModel();
 const el = document.querySelector<HTMLElement>("#panel");
 if (el === null) throw new Error("no place for the panel");
 
-let seed = 1;
-function noise(): number {
-  seed = (seed * 16_807) % 2_147_483_647;
-  return seed / 2_147_483_647 - 0.5;
-}
-
 function valueOf(metric: string, rank: number, step: number): number {
   const decay = Math.exp(-step / 90);
   if (metric === "val_accuracy") return 0.97 - 0.8 * decay + 0.01 * noise() - 0.004 * (rank % 5);
@@ -65,38 +61,40 @@ function part(metric: string, rank: number, from: number, to: number): Part {
     const value = valueOf(metric, rank, step);
     const noisy = ranks <= 4 && metric === "train_loss";
     const spread = noisy ? 0.05 + 0.1 * Math.exp(-step / 90) : 0;
-    buckets.push([step * 5, step / 8, value, value - spread, value + spread]);
+    buckets.push([step * 5, step / 8, (step * 128) / 30_000, value, value - spread, value + spread]);
   }
   return { metric, rank, start: from, buckets };
 }
 
+/** Past 16 ranks: bands, and series of the ranks in focus only. */
+const many = ranks > 16;
+let pinned: number[] = [];
+
+function metricsOf(from: number, to: number): { series: object[]; bands: object[]; buffers: DataView[] } {
+  if (scene === "waiting") return { series: [], bands: [], buffers: [] };
+  const shown = many ? [...new Set([11, ...pinned])] : Array.from({ length: ranks }, (_, rank) => rank);
+  const { series: entries, buffers } = series(
+    ...names.flatMap((name) => shown.map((rank) => part(name, rank, from, to))),
+  );
+  const across = names.map((metric) => ({
+    metric,
+    start: from,
+    buckets: Array.from({ length: to - from }, (_, i): BandBucket => {
+      const at = from + i;
+      const value = valueOf(metric, 0, at);
+      const spread = 0.05 + Math.abs(value) * 0.1;
+      return [at * 5, at / 8, (at * 128) / 30_000, value, value - spread, value + spread, ranks];
+    }),
+  }));
+  return { series: entries, bands: many ? bands(buffers, ...across) : [], buffers };
+}
+
+function focus(): object | undefined {
+  return many ? { pinned, worst: Object.fromEntries(names.map((name) => [name, 11])) } : undefined;
+}
+
 function workers(step: number): object[] {
-  const status = { finished: "finished", failed: "stopped", waiting: "starting" }[scene] ?? "running";
-  return Array.from({ length: ranks }, (_, rank) => {
-    const gpu = query.get("device") !== "cpu";
-    const rows = (step * 128) % 30_000;
-    return worker(rank, {
-      node: rank < 4 ? "node-a" : "node-b",
-      status: scene === "failed" && rank === 1 ? "failed" : rank === 2 ? "waiting" : (status as "running"),
-      device: gpu ? `GPU ${rank % 8} · NVIDIA H200` : "CPU",
-      device_kind: gpu ? "GPU" : "CPU",
-      util: rank === 3 ? null : 80 + 15 * noise(),
-      mem_used: rank === 3 ? null : 12e9 + 1e9 * rank,
-      mem_total: gpu ? 139 * 1024 ** 3 : 128 * 1024 ** 3,
-      note: rank === 3 ? "no NVML on this node" : null,
-      step: step * 5,
-      rate: 8 + noise(),
-      shard: {
-        name: "train",
-        rows_seen: rows,
-        rows_total: rank === 5 ? null : 30_000,
-        batches_seen: Math.floor(rows / 128),
-        batches_total: rank === 5 ? null : 235,
-        batch_size: 128,
-        epoch: Math.floor((step * 128) / 30_000),
-      },
-    });
-  });
+  return fleet(ranks, step, scene, query.get("device") !== "cpu");
 }
 
 function runNow(over: object = {}): object {
@@ -119,7 +117,8 @@ function runNow(over: object = {}): object {
     stoppable: !ended,
     shard_totals: { train: 30_000 * ranks },
     best: scene === "waiting" ? null : { metric: "val_accuracy", value: 0.9712, step: 1_105, rank: 0 },
-    dropped: { metrics: 0, samples: 0, logs: scene === "failed" ? 214 : 0 },
+    dropped: { metrics: 0, samples: 0, logs: scene === "failed" ? 214 : 0, series: 0 },
+    detail: many ? "bands" : "ranks",
     error:
       scene === "failed"
         ? {
@@ -140,23 +139,15 @@ function runNow(over: object = {}): object {
   });
 }
 
+const lineCount = Number(query.get("lines") ?? 40);
 let seq = 1;
 let step = scene === "waiting" ? 0 : steps;
-let logSeq = 0;
+let lineAt = 0;
 
 function snapshot(): void {
-  const { series: entries, buffers } = series(
-    ...(scene === "waiting" ? [] : names.flatMap((name) =>
-      Array.from({ length: ranks }, (_, rank) => part(name, rank, 0, step)),
-    )),
-  );
-  const logs = Array.from({ length: scene === "waiting" ? 0 : 24 }, (_, i) =>
-    log(i % Math.min(ranks, 4), ++logSeq,
-      i % 7 === 3
-        ? "\x1b[33mUserWarning\x1b[0m: lr_scheduler.step() before optimizer.step()"
-        : `epoch ${1 + Math.floor(i / 12)}  \x1b[1mloss\x1b[0m \x1b[36m${(2 / (1 + i)).toFixed(4)}\x1b[0m  ${"█".repeat(i % 12)}${"░".repeat(12 - (i % 12))} ${i * 4} %`,
-      i % 7 === 3 ? "err" : "out"),
-  );
+  const { buffers, ...metrics } = metricsOf(0, step);
+  const logs = scene === "waiting" ? [] : lines(ranks, lineCount, 0);
+  lineAt = lineCount;
   const events = [
     event("checked: 2 GPUs free, storage is writable on every node", { t: begun - 3 }),
     event("workers started on 2 nodes", { t: begun }),
@@ -164,7 +155,11 @@ function snapshot(): void {
   ];
   if (scene === "failed") events.push(event("rank 1 failed: ValueError", { t: begun + 30, level: "error" as const }));
   model.emit(
-    { v: 1, kind: "snapshot", seq, run: runNow(), workers: workers(step), series: entries, logs, events },
+    {
+      v: 2, kind: "snapshot", seq, run: runNow(), workers: workers(step), ...metrics, focus: focus(), logs, events,
+      logs_dropped: { 1: 12 },
+      hints: query.get("hints") === "0" || scene === "waiting" ? [] : hints(ranks, begun),
+    },
     buffers,
   );
 }
@@ -172,27 +167,40 @@ function snapshot(): void {
 model.send = (message) => {
   model.sent.push(message);
   if (message.kind === "hello" && scene !== "silent") setTimeout(snapshot, 5);
+  if (message.kind === "pin") {
+    pinned = message.ranks;
+    if (!many) return;
+    const { buffers, ...metrics } = metricsOf(0, step);
+    model.emit({ v: 2, kind: "delta", seq: ++seq, ...metrics, focus: focus() }, buffers);
+  }
+  if (message.kind === "download" && query.get("download") !== "0") {
+    const bytes = new TextEncoder().encode(`the log of rank ${message.rank}\n`);
+    model.emit(
+      { v: 2, kind: "file", rank: message.rank, name: `rank-${message.rank}.log`, whole: true, note: null },
+      [new DataView(bytes.buffer)],
+    );
+  }
   if (message.kind === "stop") {
     setTimeout(() => {
       model.emit({ kind: "ack", of: "stop" });
       seq += 1;
-      model.emit({ v: 1, kind: "delta", seq, run: runNow({ state: "stopping", stoppable: false }) });
+      model.emit({ v: 2, kind: "delta", seq, run: runNow({ state: "stopping", stoppable: false }) });
     }, 200);
   }
 };
 
 void panel.render({ model, el });
+const tab = query.get("tab");
+if (tab !== null) el.querySelector<HTMLElement>(`.rn-tab[data-tab="${tab}"]`)?.click();
 
 if (hz > 0 && scene === "running") {
   setInterval(() => {
-    const { series: entries, buffers } = series(
-      ...names.flatMap((name) =>
-        Array.from({ length: ranks }, (_, rank) => part(name, rank, step, step + 1)),
-      ),
-    );
+    const { buffers, ...metrics } = metricsOf(step, step + 1);
     step += 1;
     seq += 1;
-    const logs = step % 5 === 0 ? [log(step % ranks, ++logSeq, `step ${step * 5}`)] : [];
-    model.emit({ v: 1, kind: "delta", seq, workers: workers(step), series: entries, logs }, buffers);
+    const fresh = Number(query.get("fresh") ?? (step % 5 === 0 ? 1 : 0));
+    const logs = lines(ranks, fresh, lineAt);
+    lineAt += fresh;
+    model.emit({ v: 2, kind: "delta", seq, workers: workers(step), ...metrics, logs }, buffers);
   }, 1000 / hz);
 }
