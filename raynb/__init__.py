@@ -13,8 +13,9 @@ from raynb._version import __version__
 if TYPE_CHECKING:
     from raynb.api import fit, train
     from raynb.engine.run import Run
-    from raynb.errors import RaynbError, TrainingError
+    from raynb.errors import CheckpointError, RaynbError, TrainingError, UnsafeCheckpointError
     from raynb.magics.loading import load_ipython_extension, unload_ipython_extension
+    from raynb.results.loaders import load_checkpoint
     from raynb.results.run_result import RunResult
     from raynb.worker.runtime import log
 
@@ -24,21 +25,27 @@ _HOMES = {
     "train": "raynb.api",
     "fit": "raynb.api",
     "log": "raynb.worker.runtime",
+    "load_checkpoint": "raynb.results.loaders",
     "Run": "raynb.engine.run",
     "RunResult": "raynb.results.run_result",
+    "CheckpointError": "raynb.errors",
     "RaynbError": "raynb.errors",
     "TrainingError": "raynb.errors",
+    "UnsafeCheckpointError": "raynb.errors",
     "load_ipython_extension": "raynb.magics.loading",
     "unload_ipython_extension": "raynb.magics.loading",
 }
 
 __all__ = [
+    "CheckpointError",
     "RaynbError",
     "Run",
     "RunResult",
     "TrainingError",
+    "UnsafeCheckpointError",
     "__version__",
     "fit",
+    "load_checkpoint",
     "load_ipython_extension",
     "log",
     "train",
