@@ -15,8 +15,11 @@ if TYPE_CHECKING:
     from raynb.engine.run import Run
     from raynb.errors import CheckpointError, RaynbError, TrainingError, UnsafeCheckpointError
     from raynb.magics.loading import load_ipython_extension, unload_ipython_extension
+    from raynb.results.compare import compare
     from raynb.results.loaders import load_checkpoint
+    from raynb.results.open import open
     from raynb.results.run_result import RunResult
+    from raynb.results.runs import runs
     from raynb.worker.runtime import log
 
 #: Where each public name lives. Workers import raynb too, and they need neither IPython nor
@@ -26,6 +29,9 @@ _HOMES = {
     "fit": "raynb.api",
     "log": "raynb.worker.runtime",
     "load_checkpoint": "raynb.results.loaders",
+    "open": "raynb.results.open",
+    "runs": "raynb.results.runs",
+    "compare": "raynb.results.compare",
     "Run": "raynb.engine.run",
     "RunResult": "raynb.results.run_result",
     "CheckpointError": "raynb.errors",
@@ -44,10 +50,13 @@ __all__ = [
     "TrainingError",
     "UnsafeCheckpointError",
     "__version__",
+    "compare",
     "fit",
     "load_checkpoint",
     "load_ipython_extension",
     "log",
+    "open",
+    "runs",
     "train",
     "unload_ipython_extension",
 ]

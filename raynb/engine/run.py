@@ -357,6 +357,7 @@ class Run:
             error=error,
             filesystem=filesystem,
             path=path,
+            uri=self.facts.run_path,
         )
         if error is not None:
             self._error = training_error(outcome, self.mirror, self.result)

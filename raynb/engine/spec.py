@@ -100,11 +100,7 @@ class RunSpec:
 
     @property
     def run_path(self) -> str:
-        # A URI may end in a query, such as ?region=…
-        path, mark, query = self.storage_path, "", ""
-        if "://" in path:
-            path, mark, query = path.partition("?")
-        return f"{path.rstrip('/')}/{self.name}{mark}{query}"
+        return join_storage(self.storage_path, self.name)
 
     def check(self) -> RunSpec:
         """Check and complete the spec.
@@ -227,7 +223,7 @@ class RunSpec:
             "placement_strategy": self.placement_strategy,
             "accelerator_type": self.accelerator_type,
             "config": None if self.config is None else json_safe(self.config),
-            "storage_path": self.storage_path,
+            "storage_path": without_secrets(self.storage_path),
             "max_failures": self.max_failures,
             "num_to_keep": self.num_to_keep,
             "best": None if self.best is None else ":".join(self.best),
@@ -286,6 +282,31 @@ def absolute_storage(path: str | os.PathLike[str]) -> str:
         return str(Path(text).expanduser().absolute())
     except RuntimeError as error:
         raise StorageError(f"the storage path {text!r} can't be used: {error}") from error
+
+
+def join_storage(path: str, name: str) -> str:
+    """``name`` below an absolute path or URI.
+
+    Examples
+    --------
+    >>> join_storage("s3://bucket/runs?scheme=http", "demo")
+    's3://bucket/runs/demo?scheme=http'
+    """
+    mark, query = "", ""
+    if "://" in path:
+        path, mark, query = path.partition("?")
+    return f"{path.rstrip('/')}/{name}{mark}{query}"
+
+
+def without_secrets(path: str) -> str:
+    """A storage path or URI to show, without a user or a key in it.
+
+    Examples
+    --------
+    >>> without_secrets("s3://key:secret@bucket/runs?scheme=http")
+    's3://bucket/runs?scheme=http'
+    """
+    return re.sub(r"^(\w+://)[^/?@]*:[^/?]*@", r"\1", path)
 
 
 def filesystem_of(path: str) -> tuple[pafs.FileSystem, str]:

@@ -19,16 +19,27 @@ from raynb.engine.spec import without_secrets
 from raynb.errors import OptionError, TrainingError
 from raynb.results.checkpoints import CheckpointRow, Listing, checkpoint_rows
 from raynb.results.curves import (
+    Curve,
     NanRows,
     curves_of,
     default_metric,
     frame_with_nans,
     last_texts,
+    last_values,
     metric_names,
 )
 from raynb.results.page import Page, duration_of, parse_best, state_of, workers_of
 from raynb.results.static import bundle
-from raynb.results.text import clean, clean_line, format_value, mapping, mappings, number, plural
+from raynb.results.text import (
+    UNKNOWN,
+    clean,
+    clean_line,
+    format_value,
+    mapping,
+    mappings,
+    number,
+    plural,
+)
 from raynb.telemetry.history import concat, to_frame
 from raynb.telemetry.units import human_seconds
 
@@ -191,6 +202,19 @@ class RunResult(Result):
             listing=self._listing,
         )
 
+    def curves(self, metrics: Sequence[str] | None = None) -> list[Curve]:
+        """The history as curves; see :func:`raynb.results.curves.curves_of`."""
+        return curves_of(self.history, self._nan_rows, metrics=metrics)
+
+    def last_of(self, metric: str | None) -> str:
+        """The mean over ranks of a metric's last values, to show."""
+        values = (
+            []
+            if metric is None or metric not in metric_names(self.history)
+            else list(last_values(self.curves([metric]), metric).values())
+        )
+        return format_value(sum(values) / len(values)) if values else UNKNOWN
+
     def add_notes(self, *notes: str) -> None:
         """Remarks for the display, such as what could not be read."""
         self._notes += [note for note in notes if note]
@@ -318,7 +342,7 @@ class RunResult(Result):
         state = "running_or_lost" if self.state == "running" else self.state
         return Page(
             self.record | {"name": self.name, "state": state} | self._error_in_record(),
-            curves=curves_of(self.history, self._nan_rows),
+            curves=self.curves(),
             texts=last_texts(self.history),
             checkpoints=rows,
             events=mappings(self.record.get("events")),
