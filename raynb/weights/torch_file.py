@@ -88,11 +88,6 @@ def _explained(error: Exception, source: Source, shown: str, trusted: bool) -> C
                 hint="save it with torch.save's default protocol; or, if you trust where the file "
                 "comes from, load it with trusted=True",
             )
-    if "CUDA" in text and "deserialize" in text:
-        return CheckpointError(
-            f"{shown} can't be put on a CUDA device here: {_first_line(error)}",
-            hint='use map_location="cpu"',
-        )
     return CheckpointError(
         f"{shown} can't be read: it is cut off or damaged, or no file of torch.save "
         f"({_first_line(error)})",
@@ -117,15 +112,16 @@ def _ways_out(name: str) -> str:
 
 def refused_name(text: str, source: Source) -> str:
     """The dotted name of what torch refused to unpickle; empty when it refused nothing."""
+    names: list[str] = []
+    with contextlib.suppress(Exception), _pickles(source) as stream:
+        names = list(pickled_names(stream))
     found = re.search(r"GLOBAL ([\w.]+)", text)
     if found:
-        return found[1].rstrip(".")
+        name = found[1].rstrip(".")
+        # A file that is cut off within a harmless name looks like another name.
+        return name if not names or any(n.endswith(name) for n in names) else ""
     # Torch names it for pickle protocol 2 alone; others it gives up on at the first instruction.
-    with contextlib.suppress(Exception), _pickles(source) as stream:
-        for name in pickled_names(stream):
-            if not _HARMLESS.fullmatch(name):
-                return name
-    return ""
+    return next((name for name in names if not _HARMLESS.fullmatch(name)), "")
 
 
 @contextlib.contextmanager
@@ -154,7 +150,7 @@ def pickled_names(stream: IO[bytes]) -> Iterator[str]:
     with contextlib.suppress(ValueError):
         while True:
             texts: list[str] = []
-            memo: dict[int, str] = {}
+            memo: dict[Any, str] = {}
             for opcode, argument, _ in pickletools.genops(stream):
                 if opcode.name == "GLOBAL":
                     yield str(argument).replace(" ", ".")
@@ -165,9 +161,9 @@ def pickled_names(stream: IO[bytes]) -> Iterator[str]:
                 elif opcode.name == "MEMOIZE":
                     memo[len(memo)] = texts[-1] if texts else ""
                 elif opcode.name in ("BINPUT", "LONG_BINPUT"):
-                    memo[int(argument)] = texts[-1] if texts else ""
-                elif opcode.name in ("BINGET", "LONG_BINGET") and memo.get(int(argument)):
-                    texts.append(memo[int(argument)])
+                    memo[argument] = texts[-1] if texts else ""
+                elif opcode.name in ("BINGET", "LONG_BINGET") and memo.get(argument):
+                    texts.append(memo[argument])
 
 
 def _first_line(error: BaseException) -> str:

@@ -14,9 +14,10 @@ from typing import Any
 import pyarrow.fs as pafs
 
 from raynb.engine.spec import absolute_storage, filesystem_of
-from raynb.errors import CheckpointError, OptionError
+from raynb.errors import CheckpointError, OptionError, RaynbError
 from raynb.results.loaders.base import How, Loader, installed, known_formats, named
 from raynb.results.text import mapping
+from raynb.weights.devices import device_of
 from raynb.weights.fit import load_into, pick
 
 _MAX_NAMED = 12
@@ -84,11 +85,13 @@ def load_checkpoint(
         raise OptionError(
             f"into must be a model, not the class {into.__name__}", hint=f"into={into.__name__}()"
         )
+    if map_location is not None and not callable(map_location):
+        device_of(map_location)
     with _opened(source) as place:
         reader, target = _choose(place, file, loader)
         shown = place.shown if target == "." else posixpath.join(place.shown, target)
         how = How(shown, map_location, trusted, build=into is None and key is None)
-        content = reader.load(place.path if target == "." else place.path / target, how)
+        content = _read(reader, place.path if target == "." else place.path / target, how)
     if into is None:
         return content if key is None else pick(content, key, shown)
     load_into(into, content, shown=shown, key=key, strict=strict)
@@ -169,6 +172,18 @@ def _name(result: Any) -> str:
     return repr(getattr(result, "name", "") or posixpath.basename(str(result.path).rstrip("/")))
 
 
+def _read(reader: Loader, path: Path, how: How) -> Any:
+    try:
+        return reader.load(path, how)
+    except RaynbError:
+        raise
+    except Exception as error:
+        # Files may hold anything: what their reader did not expect is damage too.
+        raise CheckpointError(
+            f"{how.shown} can't be read as {reader.reads}: {type(error).__name__}: {error}"
+        ) from error
+
+
 # -- what there is -------------------------------------------------------------------------------
 
 
@@ -184,18 +199,18 @@ class _Place:
 
 @contextlib.contextmanager
 def _opened(source: Any) -> Iterator[_Place]:
-    if isinstance(source, str | os.PathLike):
+    if hasattr(source, "best_checkpoints"):
+        source = checkpoint_of(source)
+    # Before paths: Ray's Checkpoint pretends to be one, to say that it is none.
+    if hasattr(source, "filesystem") and hasattr(source, "as_directory"):
+        filesystem, path, shown = source.filesystem, source.path, str(source.path)
+    elif isinstance(source, str | os.PathLike):
         shown = absolute_storage(source)
         filesystem, path = filesystem_of(shown)
-    elif hasattr(source, "best_checkpoints"):
-        source = checkpoint_of(source)
-        filesystem, path, shown = source.filesystem, source.path, str(source.path)
-    elif hasattr(source, "filesystem") and hasattr(source, "path"):
-        filesystem, path, shown = source.filesystem, source.path, str(source.path)
     else:
         raise OptionError(
-            f"a checkpoint is loaded from a RunResult, a ray.train.Checkpoint or a path, not from "
-            f"a {type(source).__name__}"
+            "a checkpoint is loaded from a RunResult, a ray.train.Checkpoint or a path, not from "
+            f"{type(source).__name__}"
         )
     try:
         info = filesystem.get_file_info(path)

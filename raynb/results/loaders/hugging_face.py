@@ -1,0 +1,98 @@
+"""Loader of directories that Hugging Face's save_pretrained wrote."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import posixpath
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from raynb.errors import CheckpointError
+from raynb.results.loaders.base import How
+from raynb.results.loaders.safetensors import read_safetensors
+from raynb.weights.devices import device_of
+from raynb.weights.torch_file import read_torch_file
+
+_CONFIG = "config.json"
+#: Files with weights, the first one there is read; an index names the files of a large model.
+_WEIGHTS = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+
+
+class HuggingFaceLoader:
+    """Builds the model with transformers, or gives its weights for a model that is there."""
+
+    reads = "Hugging Face directories (config.json beside the weights)"
+
+    def find(self, files: Sequence[str]) -> list[str]:
+        configs = {posixpath.dirname(f) for f in files if posixpath.basename(f) == _CONFIG}
+        weights = {posixpath.dirname(f) for f in files if posixpath.basename(f) in _WEIGHTS}
+        return sorted(d or "." for d in configs & weights)
+
+    def load(self, path: Path, how: How) -> Any:
+        if not how.build:
+            return _weights(path, how)
+        try:
+            import transformers
+        except ImportError as error:
+            raise CheckpointError(
+                f"building the model of {how.shown} needs the package transformers, which is not "
+                "installed",
+                hint="pip install transformers; or give a model to load the weights into, "
+                "into=model",
+            ) from error
+        # The weights are read here and handed over, so that no other way of reading them is taken.
+        state = _weights(path, dataclasses.replace(how, map_location="cpu"))
+        try:
+            config = transformers.AutoConfig.from_pretrained(
+                path, trust_remote_code=how.trusted, local_files_only=True
+            )
+            named = next(iter(config.architectures or ()), "")
+            kind = getattr(transformers, named, transformers.AutoModel)
+            model = kind.from_pretrained(None, config=config, state_dict=state)
+        except Exception as error:
+            raise CheckpointError(
+                f"transformers can't build the model of {how.shown}: "
+                f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}",
+                hint="give a model to load the weights into, into=model",
+            ) from error
+        return model.to(device_of(how.map_location))
+
+
+def _weights(path: Path, how: How) -> dict[str, Any]:
+    name = next(n for n in _WEIGHTS if (path / n).is_file())
+    if not name.endswith(".json"):
+        return _read(path, name, how)
+    shown = f"{how.shown}/{name}"
+    try:
+        index = json.loads((path / name).read_text(encoding="utf-8"))
+        parts = sorted(set(map(str, index["weight_map"].values())))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"{shown} is no index of weights ({type(error).__name__}: {error})"
+        ) from error
+    state: dict[str, Any] = {}
+    for part in parts:
+        # The index may be anybody's: its files lie beside it.
+        if part != posixpath.basename(part) or not (path / part).is_file():
+            raise CheckpointError(f"{shown} names a file that is not beside it: {part}")
+        state |= _read(path, part, how)
+    return state
+
+
+def _read(path: Path, name: str, how: How) -> dict[str, Any]:
+    how = dataclasses.replace(how, shown=f"{how.shown}/{name}")
+    if name.endswith(".safetensors"):
+        return read_safetensors(path / name, how)
+    content = read_torch_file(
+        path / name, shown=how.shown, map_location=how.map_location, trusted=how.trusted
+    )
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{how.shown} holds a {type(content).__name__}, not weights by name")
+    return content
