@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from raynb.results.open import open
     from raynb.results.run_result import RunResult
     from raynb.results.runs import runs
+    from raynb.worker.checkpoints import checkpoint, resume
     from raynb.worker.runtime import log
 
 #: Where each public name lives. Workers import raynb too, and they need neither IPython nor
@@ -28,6 +29,8 @@ _HOMES = {
     "train": "raynb.api",
     "fit": "raynb.api",
     "log": "raynb.worker.runtime",
+    "checkpoint": "raynb.worker.checkpoints",
+    "resume": "raynb.worker.checkpoints",
     "load_checkpoint": "raynb.results.loaders",
     "open": "raynb.results.open",
     "runs": "raynb.results.runs",
@@ -50,12 +53,14 @@ __all__ = [
     "TrainingError",
     "UnsafeCheckpointError",
     "__version__",
+    "checkpoint",
     "compare",
     "fit",
     "load_checkpoint",
     "load_ipython_extension",
     "log",
     "open",
+    "resume",
     "runs",
     "train",
     "unload_ipython_extension",

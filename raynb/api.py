@@ -40,6 +40,7 @@ def train(
     max_failures: int = 0,
     num_to_keep: int | None = None,
     best: tuple[str, str] | None = None,
+    resume: Any = None,
     datasets: dict[str, Any] | None = None,
     backend: str | None = None,
     timeout_s: int | None = None,
@@ -70,6 +71,9 @@ def train(
     best : (metric, mode), optional
         As ``checkpoint_score_attribute`` and ``checkpoint_score_order`` of
         ``ray.train.CheckpointConfig``.
+    resume : RunResult, ray.train.Checkpoint, str or path, optional
+        What :func:`raynb.resume` goes on from at the run's start; of a result or of a run's
+        directory the latest checkpoint.
     datasets : dict of str to ray.data.Dataset, optional
     backend, timeout_s
         As in ``ray.train.torch.TorchConfig``.
@@ -88,7 +92,7 @@ def train(
 
     Raises
     ------
-    OptionError, StorageError, ResourceError, CaptureError
+    OptionError, CheckpointError, StorageError, ResourceError, CaptureError
         Before anything starts.
     TrainingError
         When training failed; its ``result`` has what was reached.
@@ -106,6 +110,7 @@ def train(
         max_failures=max_failures,
         num_to_keep=num_to_keep,
         best=best,
+        resume=resume,
         datasets=dict(datasets or {}),
         backend=backend,
         timeout_s=timeout_s,
@@ -370,6 +375,7 @@ def _link(spec: RunSpec, supervisor: Any) -> Link:
         remote_log_dir=(filesystem, logs) if remote else None,
         num_cpus=spec.bundle.get("CPU", 1.0),
         local=spec.local,
+        resume=spec.resume,
     )
 
 

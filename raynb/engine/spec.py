@@ -55,6 +55,8 @@ class RunSpec:
         Checkpoints to keep.
     best : (str, str) or None
         Metric and ``min`` or ``max``: orders the checkpoints and marks the best value.
+    resume : RunResult, ray.train.Checkpoint, str or None
+        Where ``raynb.resume`` goes on from at the run's start; a checkpoint once it is checked.
     datasets : dict of str to ray.data.Dataset
     backend : str or None
         torch.distributed's backend: ``nccl`` or ``gloo``; None lets Ray choose.
@@ -75,6 +77,7 @@ class RunSpec:
     max_failures: int = 0
     num_to_keep: int | None = None
     best: tuple[str, str] | None = None
+    resume: Any = None
     datasets: dict[str, Any] = field(default_factory=dict)
     backend: str | None = None
     timeout_s: int | None = None
@@ -114,6 +117,8 @@ class RunSpec:
         ------
         OptionError
             An option has a value that can't be used.
+        CheckpointError
+            There is no checkpoint to resume from.
         StorageError
             The storage can't be written, or the name belongs to a finished run.
         """
@@ -128,6 +133,10 @@ class RunSpec:
                 f"the name {self.name!r} can't be a directory's name",
                 hint="use at most 200 letters, digits, '-', '_' and '.'",
             )
+        if self.resume is not None:
+            from raynb.engine.resume import checkpoint_to_resume
+
+            self.resume = checkpoint_to_resume(self.resume)
         check_storage(self.storage_path, self.name)
         return self
 
@@ -227,6 +236,7 @@ class RunSpec:
             "max_failures": self.max_failures,
             "num_to_keep": self.num_to_keep,
             "best": None if self.best is None else ":".join(self.best),
+            "resume": None if self.resume is None else str(self.resume.path),
             "datasets": sorted(self.datasets),
             "backend": self.backend,
             "timeout_s": self.timeout_s,

@@ -131,7 +131,9 @@ def plain_names(state: Mapping[str, Any]) -> dict[str, Any]:
 def _load_model(model: nn.Module, state: Mapping[str, Any], shown: str, strict: bool) -> None:
     own = model.state_dict()
     renamed = _renamed(state, own)
-    missing = [k for k in own if k not in renamed]
+    # Of tied weights, which share their memory, some formats keep one.
+    there = {_memory(own[k]) for k in own if k in renamed} - {None}
+    missing = [k for k in own if k not in renamed and _memory(own[k]) not in there]
     unexpected = [k for k in renamed if k not in own]
     wrong = [
         k
@@ -155,7 +157,7 @@ def _load_model(model: nn.Module, state: Mapping[str, Any], shown: str, strict: 
     # Weights without memory can't be copied into: they are put in place.
     assign = any(getattr(v, "is_meta", False) for v in own.values())
     try:
-        model.load_state_dict(_with_versions(fitting, state, own), strict=strict, assign=assign)
+        model.load_state_dict(_with_versions(fitting, state, own), strict=False, assign=assign)
     except Exception as error:
         raise CheckpointError(
             f"{shown} can't be loaded into the {kind}: {type(error).__name__}: {error}"
@@ -187,27 +189,28 @@ def _without(name: str, wrappers: frozenset[str]) -> str:
 def _shift(theirs: list[str], ours: list[str]) -> Callable[[str], str]:
     """What turns their names into ours when one side's model is a part of the other's.
 
-    Lightning's ``model.fc.weight`` goes into a plain model, and the other way round, but only when
-    every name has the prefix.
+    So Lightning's ``model.fc.weight`` goes into a plain model, and the other way round. Only where
+    no name fits as it is, and one prefix alone makes the most of them fit.
     """
-    if not theirs or not ours or not set(theirs).isdisjoint(ours):
-        return lambda name: name
-    for prefix in _prefixes(theirs):
-        if any(name.removeprefix(prefix) in ours for name in theirs):
-            return lambda name: name.removeprefix(prefix)
-    for prefix in _prefixes(ours):
-        if any(prefix + name in ours for name in theirs):
-            return lambda name: prefix + name
+    known = set(ours)
+    if known.isdisjoint(theirs):
+        gained = [
+            *((sum(n.startswith(p) and n[len(p) :] in known for n in theirs), p, True)
+              for p in _prefixes(theirs)),
+            *((sum(p + n in known for n in theirs), p, False) for p in _prefixes(ours)),
+        ]  # fmt: skip
+        most = max((count for count, _, _ in gained), default=0)
+        best = [(prefix, drop) for count, prefix, drop in gained if count == most]
+        if most and len(best) == 1:
+            prefix, drop = best[0]
+            return lambda name: name.removeprefix(prefix) if drop else prefix + name
     return lambda name: name
 
 
-def _prefixes(names: list[str]) -> list[str]:
-    prefixes: list[str] = []
-    for steps in zip(*(name.split(".")[:-1] for name in names), strict=False):
-        if len(set(steps)) > 1:
-            break
-        prefixes.append(f"{prefixes[-1] if prefixes else ''}{steps[0]}.")
-    return prefixes
+def _prefixes(names: list[str]) -> set[str]:
+    """The names' beginnings up to three steps deep, each with its last dot."""
+    paths = (name.split(".")[:-1] for name in names)
+    return {".".join(path[: n + 1]) + "." for path in paths for n in range(min(3, len(path)))}
 
 
 def _with_versions(
@@ -242,6 +245,14 @@ def _is_state(value: Any, buffers: bool = True) -> bool:
         and all(_is_tensor(v) or k.endswith("_extra_state") for k, v in value.items())
         and (buffers or any(_is_tensor(v) for v in value.values()))
     )
+
+
+def _memory(value: Any) -> tuple[Any, ...] | None:
+    """Where a tensor lies; None for what has no memory of its own."""
+    shape = _shape(value)
+    if shape is None or value.is_meta or not value.numel():
+        return None
+    return (value.data_ptr(), shape, value.stride())
 
 
 def _shape(value: Any) -> tuple[int, ...] | None:

@@ -15,6 +15,7 @@ import pyarrow.fs as pafs
 
 from raynb.engine.spec import absolute_storage, filesystem_of
 from raynb.errors import CheckpointError, OptionError, RaynbError
+from raynb.results.fetch import fetch
 from raynb.results.loaders.base import How, Loader, installed, known_formats, named
 from raynb.results.text import mapping
 from raynb.weights.devices import device_of
@@ -256,12 +257,7 @@ def _directory_here(filesystem: pafs.FileSystem, path: str, shown: str) -> Itera
 
 def _copy(filesystem: pafs.FileSystem, path: str, here: Path) -> None:
     try:
-        pafs.copy_files(
-            path,
-            str(here),
-            source_filesystem=filesystem,
-            destination_filesystem=pafs.LocalFileSystem(),
-        )
+        fetch(filesystem, path, here)
     except Exception as error:
         raise CheckpointError(
             f"the checkpoint {path} can't be fetched: {type(error).__name__}: {error}"
