@@ -14,6 +14,7 @@ from raynb.engine.spec import without_secrets
 from raynb.errors import OptionError
 from raynb.results.chart import compare_png, draw_runs
 from raynb.results.curves import default_metric, metric_names
+from raynb.results.mount import mount
 from raynb.results.open import open as open_run
 from raynb.results.page import Page, Table, best_of, source_hash, state_of, told_best
 from raynb.results.run_result import RunResult
@@ -79,6 +80,7 @@ class Comparison:
 
     results: list[RunResult]
     labels: list[str] = field(default_factory=list)
+    _live: str = ""
 
     @property
     def metrics(self) -> list[str]:
@@ -174,16 +176,25 @@ class Comparison:
             png = self.chart(metric) if metric is not None else None
         except Exception as error:
             note = f"The chart can't be drawn: {type(error).__name__}: {error}"
-        title = f"{len(self.results)} runs compared"
+        if png is not None:
+            self._live = mount(self._live, self._controls)
         return comparison_bundle(
-            title,
+            f"{len(self.results)} runs compared",
             self._summary_table(),
             self._options_table(),
             self._code_diff(),
             png,
             metric,
             note,
+            self._live,
         )
+
+    def _controls(self) -> dict[str, Any]:
+        """Widgets for the places of the display, in a live notebook."""
+        from raynb.results.controls import curve_chooser
+
+        names = self.metrics
+        return {"curves": curve_chooser(names, default_metric(names) or "", self.chart)}
 
     def _summary_table(self) -> Table:
         metric = default_metric(self.metrics)
@@ -223,7 +234,8 @@ class Comparison:
         if not all(isinstance(s, str) for s in sources) or sources[0] == sources[1]:
             return ""
         first, second = (clean(source, 100_000).splitlines() for source in sources)
-        lines = list(difflib.unified_diff(first, second, *self.labels[:2], lineterm="", n=2))
+        a, b = self.labels
+        lines = list(difflib.unified_diff(first, second, a, b, lineterm="", n=2))
         cut = len(lines) - _MAX_DIFF_LINES
         more = [f"… {cut:,} more lines"] if cut > 0 else []
         return "\n".join(lines[:_MAX_DIFF_LINES] + more)

@@ -134,7 +134,17 @@ class Page:
     @property
     def metric(self) -> str | None:
         """The metric that chart and worker table show."""
-        return default_metric(dict.fromkeys(c.metric for c in self.curves))
+        return default_metric(self.metrics)
+
+    @property
+    def metrics(self) -> list[str]:
+        """The numeric metrics in order of appearance."""
+        return list(dict.fromkeys(c.metric for c in self.curves))
+
+    def mode_of(self, metric: str) -> str | None:
+        """Which way a metric is better, where ``--best`` says it."""
+        option = self.best_option
+        return option[1] if option and option[0] == metric else None
 
     @property
     def best_option(self) -> tuple[str, str] | None:
@@ -231,7 +241,7 @@ def best_line(page: Page) -> str:
 
 def metric_table(page: Page) -> Table | None:
     """Last values: on rank 0, and over all ranks where there are several."""
-    names = list(dict.fromkeys(c.metric for c in page.curves))
+    names = page.metrics
     rows: list[tuple[str, ...]] = []
     several = len({c.rank for c in page.curves}) > 1
     for name in names[:MAX_METRICS]:

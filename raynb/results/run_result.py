@@ -17,6 +17,7 @@ from ray.train import Result
 from raynb.engine.collector import TERMINAL
 from raynb.engine.spec import without_secrets
 from raynb.errors import OptionError, TrainingError
+from raynb.results.chart import MAX_LINES, chart_png, draw_lines
 from raynb.results.checkpoints import CheckpointRow, Listing, checkpoint_rows
 from raynb.results.curves import (
     Curve,
@@ -28,7 +29,15 @@ from raynb.results.curves import (
     last_values,
     metric_names,
 )
-from raynb.results.page import Page, duration_of, parse_best, state_of, workers_of
+from raynb.results.mount import mount
+from raynb.results.page import (
+    Page,
+    duration_of,
+    parse_best,
+    shown_checkpoints,
+    state_of,
+    workers_of,
+)
 from raynb.results.static import bundle
 from raynb.results.text import (
     UNKNOWN,
@@ -83,6 +92,7 @@ class RunResult(Result):
     _nan_rows: NanRows = field(default_factory=dict)
     _notes: list[str] = field(default_factory=list)
     _listing: Listing = field(default_factory=Listing)
+    _live: str = ""
 
     @classmethod
     def of(
@@ -297,8 +307,6 @@ class RunResult(Result):
         OptionError
             When a metric, rank or ``x`` does not exist.
         """
-        from raynb.results.chart import MAX_LINES, draw_lines
-
         known = metric_names(self.history)
         if metrics is None:
             first = default_metric(known)
@@ -421,9 +429,47 @@ class RunResult(Result):
         lines.append(f"  path         {clean_line(where, 500)}")
         return lines
 
+    def _controls(self) -> dict[str, Any]:
+        """Widgets for the places of the display, in a live notebook."""
+        from IPython.core.getipython import get_ipython
+
+        from raynb.results.controls import curve_chooser, load_places
+
+        page = self._page()
+        places = load_places(shown_checkpoints(page), self.uri, get_ipython().user_ns)
+        metric = page.metric
+        if metric is not None:
+            places["curves"] = curve_chooser(
+                page.metrics,
+                metric,
+                lambda name, x: chart_png(page.curves, name, mode=page.mode_of(name), x=x),
+            )
+        return places
+
+    def controls(self) -> Any:
+        """The controls that the display of a result shows in a live notebook, by themselves.
+
+        For front ends that show widgets in outputs alone, such as VS Code.
+
+        Returns
+        -------
+        ipywidgets.VBox
+        """
+        import ipywidgets as widgets
+
+        places = self._controls()
+        lines = []
+        for row in shown_checkpoints(self._page()):
+            name = widgets.Label(f"[{row.index}] {clean_line(row.name, 80)}")
+            lines.append(widgets.HBox([places[f"load-{row.index}"], name]))
+        rest = [places[name] for name in ("load", "curves") if name in places]
+        return widgets.VBox([*lines, *rest])
+
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
         try:
-            return bundle(self._page())
+            page = self._page()
+            self._live = page.live = mount(self._live, self._controls)
+            return bundle(page)
         except Exception as error:
             told = f"The full display can't be made: {type(error).__name__}: {error}"
             return {"text/plain": f"{self!r}\n{told}"}

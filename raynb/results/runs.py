@@ -22,6 +22,7 @@ from raynb.engine.spec import (
     without_secrets,
 )
 from raynb.errors import OptionError, StorageError
+from raynb.results.mount import mount
 from raynb.results.open import SNAPSHOT, last_written, load_record, unreadable
 from raynb.results.open import open as open_run
 from raynb.results.page import Table, best_of, duration_of, state_of, told_best, workers_of
@@ -105,6 +106,7 @@ class RunsTable:
     storage_path: str
     others: int = 0
     _made: float = field(default_factory=time.time)
+    _live: str = ""
 
     def sort(self, by: str, descending: bool | None = None) -> RunsTable:
         """The same runs in another order; what isn't known comes last.
@@ -188,7 +190,22 @@ class RunsTable:
         return text_table(self._title, self._table())
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        return {"text/plain": repr(self), "text/html": render_table(self._title, self._table())}
+        self._live = mount(self._live, self._controls) if len(self) > 1 else ""
+        return {"text/plain": repr(self), "text/html": self._html(self._live)}
+
+    def _html(self, live: str = "") -> str:
+        return render_table(self._title, self._table(), live)
+
+    def _controls(self) -> dict[str, Any]:
+        """Widgets for the place of the table, in a live notebook."""
+        from raynb.results.controls import table_sorter
+
+        columns = ("name", "state", "started", "duration", "best", "workers", "records")
+
+        def render(column: str, high_first: bool) -> str:
+            return self.sort(column, descending=high_first)._html()
+
+        return {"table": table_sorter(columns, "started", render)}
 
 
 def _row(filesystem: pafs.FileSystem, path: str, name: str, source: str) -> dict[str, Any] | None:

@@ -311,7 +311,7 @@ def _checkpoints(page: Page) -> str:
     return (
         f'<div style="margin:8px 0;padding-top:4px;border-top:{_LINE}">'
         f"<b>Checkpoints</b>{_table(table, more=buttons)}"
-        f"{place(page.live, 'load', _load_code(page))}</div>"
+        f"{place(page.live, 'load')}{_load_code(page)}</div>"
     )
 
 
@@ -496,10 +496,8 @@ def bundle(page: Page) -> dict[str, str]:
     """
     png = None
     if page.metric is not None:
-        option = page.best_option
-        mode = option[1] if option and option[0] == page.metric else None
         try:
-            png = chart_png(page.curves, page.metric, mode=mode)
+            png = chart_png(page.curves, page.metric, mode=page.mode_of(page.metric))
         except Exception as error:
             # A picture must not take the numbers away.
             told = f"The chart can't be drawn: {type(error).__name__}: {error}"
