@@ -322,20 +322,24 @@ def _check_cluster(spec: RunSpec) -> str:
     nodes = [n["Resources"] for n in ray.nodes() if n["Alive"]]
     limits = cluster.autoscaling_limits()
     spec.use_gpu = choose_gpu(spec, limits or ray.cluster_resources())
-    if len(nodes) > 1 and "://" not in spec.storage_path and spec.min_workers > 1:
-        _check_shared_storage(spec, nodes)
+    if len(nodes) > 1:
+        _check_shared_storage(spec)
     check_accelerator(spec, nodes, limits)
     return check_resources(spec, nodes, ray.available_resources(), limits)
 
 
-def _check_shared_storage(spec: RunSpec, nodes: list[Any]) -> None:
+def _check_shared_storage(spec: RunSpec) -> None:
     """Refuse a local path that other nodes can't see, before training instead of at its end."""
     import uuid
 
+    import pyarrow.fs as pafs
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    marker = f"{spec.storage_path}/.raynb-shared-{uuid.uuid4().hex}"
+    filesystem, root = filesystem_of(spec.storage_path)
+    if not isinstance(filesystem, pafs.LocalFileSystem):
+        return
+    marker = f"{root}/.raynb-shared-{uuid.uuid4().hex}"
     with open(marker, "w"):
         pass
     try:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import pyarrow as pa
 import pyarrow.fs as pafs
 
 from raynb.errors import OptionError, StorageError
@@ -322,16 +323,26 @@ def without_secrets(path: str) -> str:
 def filesystem_of(path: str) -> tuple[pafs.FileSystem, str]:
     """pyarrow's filesystem for an absolute path or URI, and the path on it.
 
+    A scheme that pyarrow does not know is left to fsspec.
+
     Raises
     ------
     StorageError
         When the scheme is unknown or its filesystem can't be opened.
     """
     try:
-        if "://" in path:
+        if "://" not in path:
+            return pafs.LocalFileSystem(), path
+        try:
             filesystem, inner = pafs.FileSystem.from_uri(path)
-            return filesystem, inner
-        return pafs.LocalFileSystem(), path
+        except pa.ArrowInvalid as error:
+            if "Unrecognized filesystem type" not in str(error):
+                raise
+            from fsspec.core import url_to_fs
+
+            found, inner = url_to_fs(path)
+            filesystem = pafs.PyFileSystem(pafs.FSSpecHandler(found))
+        return filesystem, inner
     except Exception as error:
         scheme = urlsplit(path).scheme
         raise StorageError(

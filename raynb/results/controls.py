@@ -59,9 +59,7 @@ def curve_chooser(
         tooltips=["over steps", "over seconds since the first record"],
         style={"button_width": "64px"},
     )
-    picture = widgets.Image(
-        format="png", layout={"width": "720px", "max_width": "100%", "border_radius": "4px"}
-    )
+    picture = widgets.Image(format="png", layout={"width": "720px", "max_width": "100%"})
     said = widgets.HTML()
 
     def show(_: object = None) -> None:
