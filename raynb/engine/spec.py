@@ -346,7 +346,7 @@ def filesystem_of(path: str) -> tuple[pafs.FileSystem, str]:
     except Exception as error:
         scheme = urlsplit(path).scheme
         raise StorageError(
-            f"the storage path {path!r} can't be opened: {error}",
+            f"the storage path {without_secrets(path)!r} can't be opened: {error}",
             hint=f"check the {scheme}:// address and its credentials, or use a local path",
         ) from error
 
@@ -369,13 +369,13 @@ def check_storage(storage_path: str, name: str) -> None:
         filesystem.delete_file(marker)
     except Exception as error:
         raise StorageError(
-            f"the storage path {storage_path} can't be written: {error}",
+            f"the storage path {without_secrets(storage_path)} can't be written: {error}",
             hint="choose another with --storage-path (or storage_path=…)",
         ) from error
     record = read_record(filesystem, f"{root}/{name}")
     if record is not None and record.get("state") == "finished":
         raise StorageError(
-            f"a finished run is already called {name!r} in {storage_path}",
+            f"a finished run is already called {name!r} in {without_secrets(storage_path)}",
             hint=f"choose another --name, such as {_free_name(filesystem, root, name)}, or leave "
             "it out for one made from the time",
         )

@@ -13,8 +13,9 @@ from typing import Any
 
 import pyarrow.fs as pafs
 
-from raynb.engine.spec import absolute_storage, filesystem_of
+from raynb.engine.spec import absolute_storage, filesystem_of, without_secrets
 from raynb.errors import CheckpointError, OptionError, RaynbError
+from raynb.results.checkpoints import best_index
 from raynb.results.fetch import fetch
 from raynb.results.loaders.base import How, Loader, installed, known_formats, named
 from raynb.results.text import mapping
@@ -153,20 +154,14 @@ def checkpoint_of(result: Any, which: str | int | None = None) -> Any:
 
 
 def _best(result: Any, kept: Sequence[tuple[Any, Any]], metric: str, mode: str) -> Any:
-    scored = []
-    for checkpoint, metrics in kept:
-        value = mapping(metrics).get(metric)
-        # NaN, which is unequal to itself, is never the best.
-        if isinstance(value, int | float) and value == value:
-            scored.append((value, checkpoint))
-    if not scored:
+    index = best_index([metrics for _, metrics in kept], (metric, mode))
+    if index is None:
         there = sorted({str(name) for _, metrics in kept for name in mapping(metrics)})
         raise CheckpointError(
             f"no checkpoint of the run {_name(result)} was reported with a number {metric!r}",
             hint=f"they have {', '.join(there)}" if there else 'use "latest" or an index',
         )
-    choose = max if mode == "max" else min
-    return choose(scored, key=lambda pair: pair[0])[1]
+    return kept[index][0]
 
 
 def _name(result: Any) -> str:
@@ -206,8 +201,9 @@ def _opened(source: Any) -> Iterator[_Place]:
     if hasattr(source, "filesystem") and hasattr(source, "as_directory"):
         filesystem, path, shown = source.filesystem, source.path, str(source.path)
     elif isinstance(source, str | os.PathLike):
-        shown = absolute_storage(source)
-        filesystem, path = filesystem_of(shown)
+        address = absolute_storage(source)
+        filesystem, path = filesystem_of(address)
+        shown = without_secrets(address)
     else:
         raise OptionError(
             "a checkpoint is loaded from a RunResult, a ray.train.Checkpoint or a path, not from "
