@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import posixpath
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,8 @@ from raynb.telemetry.history import BASE_COLUMNS
 
 #: The variable that the line of code binds.
 VARIABLE = "weights"
+#: Checkpoints that are listed at a time.
+_LISTERS = 8
 
 
 @dataclass(frozen=True)
@@ -84,8 +87,15 @@ class Listing:
 
     known: dict[str, Files] = field(default_factory=dict)
 
-    def of(self, filesystem: pafs.FileSystem, path: str) -> Files:
-        """The files under ``path``; raises what the filesystem raises, also where it is gone."""
+    def look(self, checkpoint: Any) -> tuple[Files | None, str]:
+        """A checkpoint's files, or why they can't be listed; asked again then."""
+        try:
+            return self._of(checkpoint.filesystem, str(checkpoint.path).rstrip("/")), ""
+        except Exception as error:
+            return None, f"{type(error).__name__}: {clean_line(error, 200)}"
+
+    def _of(self, filesystem: pafs.FileSystem, path: str) -> Files:
+        # A directory that is gone raises, so that it reads "n/a" and not "0 B".
         if path not in self.known:
             infos = [
                 info
@@ -122,20 +132,18 @@ def checkpoint_rows(
     """
     top = best_index([metrics for _, metrics in checkpoints], best)
     rows = []
+    # Storage far away answers slowly, and to many at once.
+    with ThreadPoolExecutor(_LISTERS, "raynb-list") as pool:
+        listed = list(pool.map(lambda pair: listing.look(pair[0]), checkpoints))
     for index, (checkpoint, metrics) in enumerate(checkpoints):
-        path = str(checkpoint.path).rstrip("/")
-        name = posixpath.basename(path)
-        files, error = None, ""
-        try:
-            files = listing.of(checkpoint.filesystem, path)
-        except Exception as raised:
-            error = f"{type(raised).__name__}: {clean_line(raised, 200)}"
+        name = posixpath.basename(str(checkpoint.path).rstrip("/"))
+        files, error = listed[index]
         known = dict(mapping(metrics))
         rows.append(
             CheckpointRow(
                 index=index,
                 name=name,
-                address=join_storage(uri, name) if uri else path,
+                address=join_storage(uri, name) if uri else str(checkpoint.path),
                 step=_step_of(history, known),
                 metrics=known,
                 best=index == top,

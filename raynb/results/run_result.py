@@ -436,7 +436,8 @@ class RunResult(Result):
         from raynb.results.controls import curve_chooser, load_places
 
         page = self._page()
-        places = load_places(shown_checkpoints(page), self.uri, get_ipython().user_ns)
+        namespace = getattr(get_ipython(), "user_ns", {})
+        places = load_places(shown_checkpoints(page), self.uri, namespace)
         metric = page.metric
         if metric is not None:
             places["curves"] = curve_chooser(

@@ -162,22 +162,19 @@ class RunsTable:
                 (
                     clean_line(row["name"], 80),
                     state,
-                    format_moment(_known(row["started"])),
+                    format_moment(_known(row["started"]))[:19],
                     human_seconds(_known(row["duration"])),
                     _best(row),
                     _count(row["workers"]),
                     _count(row["records"]),
                 )
             )
-        cut = (
-            [f"{plural(len(self) - len(rows), 'more run')} in .frame"]
-            if len(self) > MAX_ROWS
-            else []
-        )
+        cut = [f"times are {format_moment(self._made)[20:]}"] if rows else []
+        if len(self) > len(rows):
+            cut.append(f"{plural(len(self) - len(rows), 'more run')} in .frame")
         if self.others:
-            cut.append(
-                f"{self.others:,} other director{'y' if self.others == 1 else 'ies'} left out"
-            )
+            what = "directory that is" if self.others == 1 else "directories that are"
+            cut.append(f"{self.others:,} other {what} no run")
         return Table(heads, rows, " · ".join(cut), frozenset({3, 5, 6}))
 
     @property

@@ -223,9 +223,9 @@ def place(live: str, name: str, inner: str = "") -> str:
 _CELL = "padding:1px 10px 1px 0;border:0;vertical-align:top"
 
 
-def _row(cells: Sequence[str], table: Table, tag: str, more: str = "") -> str:
-    """A row of untrusted text; ``more`` is HTML of ours for one more cell."""
-    parts = []
+def _row(cells: Sequence[str], table: Table, tag: str, first: str | None = None) -> str:
+    """A row of untrusted text; ``first`` is HTML of ours for a cell before the others."""
+    parts = [] if first is None else [f'<{tag} style="{_CELL}">{first}</{tag}>']
     for column, text in enumerate(cells):
         right = column in table.numeric
         style = f"{_CELL};text-align:{'right' if right else 'left'}"
@@ -236,13 +236,11 @@ def _row(cells: Sequence[str], table: Table, tag: str, more: str = "") -> str:
             style += ";white-space:nowrap"
         scope = ' scope="col"' if tag == "th" else ""
         parts.append(f'<{tag}{scope} style="{style}">{escape(text)}</{tag}>')
-    if more:
-        parts.append(f'<td style="{_CELL}">{more}</td>')
     return f'<tr style="background:transparent">{"".join(parts)}</tr>'
 
 
 def _table(
-    table: Table | None, limit: int = _MAX_SECTION, more: Sequence[str] | None = None
+    table: Table | None, limit: int = _MAX_SECTION, first: Sequence[str] | None = None
 ) -> str:
     """A table whose rows stop at ``limit`` bytes, with the count of what was cut."""
     if table is None:
@@ -250,7 +248,7 @@ def _table(
     rows: list[str] = []
     size = 0
     for k, row in enumerate(table.rows):
-        html = _row(row, table, "td", more[k] if more else "")
+        html = _row(row, table, "td", first[k] if first else None)
         size += len(html.encode())
         if size > limit:
             break
@@ -263,7 +261,7 @@ def _table(
     return (
         '<div style="overflow-x:auto"><table style="border-collapse:collapse;border:0;margin:6px 0;'
         f'font-size:12px"><thead style="border:0;border-bottom:{_LINE}">'
-        f"{_row(table.heads, table, 'th')}</thead>"
+        f"{_row(table.heads, table, 'th', '' if first else None)}</thead>"
         f"<tbody>{''.join(rows)}</tbody></table></div>{_p(cut, _MUTED)}"
     )
 
@@ -307,18 +305,19 @@ def _checkpoints(page: Page) -> str:
     if table is None:
         return ""
     rows = shown_checkpoints(page)
+    # Before the long names, where they are seen on a narrow page too.
     buttons = [place(page.live, f"load-{row.index}") for row in rows] if page.live else None
     return (
         f'<div style="margin:8px 0;padding-top:4px;border-top:{_LINE}">'
-        f"<b>Checkpoints</b>{_table(table, more=buttons)}"
+        f"<b>Checkpoints</b>{_table(table, first=buttons)}"
         f"{place(page.live, 'load')}{_load_code(page)}</div>"
     )
 
 
 def _load_code(page: Page) -> str:
     """The lines that load the checkpoints: one open, the others folded."""
-    lines = [f"{code}  # {what}" for code, what in load_lines(page)]
-    shown = _code("import raynb\n" + lines[0])
+    lines = [f"# {what}\n{code}" for code, what in load_lines(page)]
+    shown = _code("import raynb  " + lines[0])
     size = 0
     kept: list[str] = []
     for line in lines[1:]:

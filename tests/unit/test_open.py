@@ -182,7 +182,7 @@ def test_runs_are_listed_sorted_and_opened(tmp_path: Path) -> None:
     assert "<img" not in bundle["text/html"] and "&lt;img" in bundle["text/html"]
     for text in bundle.values():
         for word in ("4 runs", "acc 0.9 (max)", "✗ Failed", "✓ Finished", "Plain Ray run",
-                     "1 other directory left out", "16"):  # fmt: skip
+                     "1 other directory that is no run", "16"):  # fmt: skip
             assert word in text
     assert best[0].name == "long-name" and table["b"].record["options"]["config"]["lr"] == 0.3
     for wrong in ("best_metric", "loss"):

@@ -176,6 +176,7 @@ def test_the_display_lists_checkpoints(ray_result: ray.train.Result) -> None:
     ]
     path = ray_result.best_checkpoints[2][0].path
     assert f'weights = raynb.load_checkpoint("{path}")  # [2] ★ best' in text
+    assert "import raynb  # [2] ★ best\nweights = " in bundle["text/html"]
     assert bundle["text/html"].count("raynb.load_checkpoint") == 3
     assert "class=" not in bundle["text/html"], "no place for controls without a kernel"
     assert "metrics is None" not in text
