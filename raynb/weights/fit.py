@@ -109,6 +109,9 @@ def weights_in(content: Any, shown: str) -> Mapping[str, Any]:
         chosen = next(iter(parts))
     if chosen is not None:
         return weights_in(parts[chosen], shown)
+    deeper = next((k for k in _USUAL if not parts and isinstance(content.get(k), Mapping)), None)
+    if deeper is not None:
+        return weights_in(content[deeper], f"{shown} ({deeper})")
     # Weights with something beside them: told as what is unexpected.
     if not parts and any(_is_tensor(v) for v in content.values()):
         return content

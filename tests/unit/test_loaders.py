@@ -158,6 +158,35 @@ def test_hugging_face_without_transformers_says_so(
         raynb.load_checkpoint(tmp_path)
 
 
+@pytest.mark.parametrize("safe", [True, False])
+def test_hugging_face_builds_the_model(safe: bool, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, num_labels=3
+    )
+    saved = transformers.BertForSequenceClassification(config)
+    saved.save_pretrained(tmp_path)
+    if not safe:
+        (tmp_path / "model.safetensors").unlink()
+        torch.save(saved.state_dict(), tmp_path / "pytorch_model.bin")
+    loaded = raynb.load_checkpoint(tmp_path)
+    assert type(loaded) is type(saved) and same(loaded, saved)
+    fresh = transformers.BertForSequenceClassification(config)
+    assert not same(fresh, saved)
+    assert same(raynb.load_checkpoint(tmp_path, fresh), saved)
+
+
+def test_hugging_face_with_tied_weights(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        vocab_size=20, n_positions=8, n_embd=8, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0
+    )
+    saved = transformers.GPT2LMHeadModel(config)
+    saved.save_pretrained(tmp_path)
+    loaded = raynb.load_checkpoint(tmp_path, transformers.GPT2LMHeadModel(config))
+    assert same(loaded, saved)
+
+
 def test_safetensors_without_its_package_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

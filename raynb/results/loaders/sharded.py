@@ -16,7 +16,7 @@ class ShardedLoader:
     reads = "directories of torch.distributed.checkpoint (.metadata, *.distcp)"
 
     def find(self, files: Sequence[str]) -> list[str]:
-        # A file of this name alone says little: others use it as well.
+        # By either, so that a copy that lacks one of them is told as such.
         shards = {posixpath.dirname(f) for f in files if f.endswith(".distcp")}
         found = {posixpath.dirname(f) for f in files if posixpath.basename(f) == ".metadata"}
         return sorted(d or "." for d in shards | found)
