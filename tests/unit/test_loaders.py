@@ -176,6 +176,34 @@ def test_hugging_face_builds_the_model(safe: bool, tmp_path: Path) -> None:
     assert same(raynb.load_checkpoint(tmp_path, fresh), saved)
 
 
+def test_hugging_face_models_with_code_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers")
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "m"))
+    directory, sign = tmp_path / "model", tmp_path / "canary"
+    directory.mkdir()
+    (directory / "own.py").write_text(
+        f"import os, torch\nos.mkdir({str(sign)!r})\n"
+        "from transformers import PretrainedConfig, PreTrainedModel\n"
+        "class OwnConfig(PretrainedConfig):\n    model_type = 'own'\n"
+        "class OwnModel(PreTrainedModel):\n    config_class = OwnConfig\n"
+        "    def __init__(self, config):\n        super().__init__(config)\n"
+        "        self.fc = torch.nn.Linear(2, 1)\n        self.post_init()\n"
+    )
+    own = {"AutoConfig": "own.OwnConfig", "AutoModel": "own.OwnModel"}
+    config = {"model_type": "own", "architectures": ["OwnModel"], "auto_map": own}
+    (directory / "config.json").write_text(json.dumps(config))
+    saved = nn.ModuleDict({"fc": nn.Linear(2, 1)})
+    save_file(saved.state_dict(), directory / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UnsafeCheckpointError, match="brings the code of its model OwnModel"):
+        raynb.load_checkpoint(directory)
+    assert same(raynb.load_checkpoint(directory, nn.ModuleDict({"fc": nn.Linear(2, 1)})), saved)
+    assert not sign.exists()
+    loaded = raynb.load_checkpoint(directory, trusted=True)
+    assert sign.exists() and same(loaded, saved)
+
+
 def test_hugging_face_with_tied_weights(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from raynb.errors import CheckpointError
+from raynb.errors import CheckpointError, RaynbError, UnsafeCheckpointError
 from raynb.results.loaders.base import How
 from raynb.results.loaders.safetensors import read_safetensors
 from raynb.weights.devices import device_of
@@ -47,15 +47,10 @@ class HuggingFaceLoader:
                 hint="pip install transformers; or give a model to load the weights into, "
                 "into=model",
             ) from error
-        # The weights are read here and handed over, so that no other way of reading them is taken.
-        state = _weights(path, dataclasses.replace(how, map_location="cpu"))
         try:
-            config = transformers.AutoConfig.from_pretrained(
-                path, trust_remote_code=how.trusted, local_files_only=True
-            )
-            named = next(iter(config.architectures or ()), "")
-            kind = getattr(transformers, named, transformers.AutoModel)
-            model = kind.from_pretrained(None, config=config, state_dict=state)
+            model = _built(transformers, path, how)
+        except RaynbError:
+            raise
         except Exception as error:
             raise CheckpointError(
                 f"transformers can't build the model of {how.shown}: "
@@ -63,6 +58,31 @@ class HuggingFaceLoader:
                 hint="give a model to load the weights into, into=model",
             ) from error
         return model.to(device_of(how.map_location))
+
+
+def _built(transformers: Any, path: Path, how: How) -> Any:
+    settings = json.loads((path / _CONFIG).read_text(encoding="utf-8"))
+    named = next(iter(settings.get("architectures") or ()), "")
+    kind = getattr(transformers, named, None)
+    # The model's own code, in files beside the weights: transformers' Auto classes find it there.
+    own = settings.get("auto_map") or {}
+    if own and kind is None:
+        if not how.trusted:
+            raise UnsafeCheckpointError(
+                f"{how.shown} brings the code of its model {named or 'along'}, so it was not built",
+                hint="give a model to load the weights into, into=model; or, if you trust where "
+                "it comes from, trusted=True",
+            )
+        auto = next((k for k, v in own.items() if str(v).endswith(f".{named}")), "AutoModel")
+        return getattr(transformers, auto).from_pretrained(
+            path, trust_remote_code=True, local_files_only=True
+        )
+    # The weights are read here and handed over, so that no other way of reading them is taken.
+    state = _weights(path, dataclasses.replace(how, map_location="cpu"))
+    config = transformers.AutoConfig.from_pretrained(
+        path, trust_remote_code=False, local_files_only=True
+    )
+    return (kind or transformers.AutoModel).from_pretrained(None, config=config, state_dict=state)
 
 
 def _weights(path: Path, how: How) -> dict[str, Any]:
