@@ -69,7 +69,7 @@ def checkpoint(
         return
     import ray.train
 
-    reported = dict(metrics or {})
+    reported = runtime._plain(metrics or {})  # Ray refuses tensors, also where raynb is not around
     content: dict[str, Any] = {
         _FORMAT: 1,
         "epoch": epoch,

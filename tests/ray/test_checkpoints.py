@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import signal
 import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
+import ray.train
 import torch
+from ray.train.torch import TorchTrainer
 from torch import nn
 
 import raynb
 from raynb.demo import Digits
-from raynb.errors import CheckpointError, OptionError, TrainingError
+from raynb.errors import CheckpointError, OptionError, TrainingError, UnsafeCheckpointError
 
 pytestmark = pytest.mark.usefixtures("cluster")
 
@@ -184,6 +187,59 @@ def test_a_checkpoint_of_rays_own_way(notebook: Any) -> None:
     sums, error = again.return_value
     assert sums == pytest.approx([float(p.sum().detach()) for p in same.parameters()])
     assert "raynb.checkpoint did not write it" in error
+
+
+def test_a_whole_model_saved_in_rays_own_way_is_refused(notebook: Any) -> None:
+    notebook.run(
+        "import torch, raynb\n"
+        "class Net(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.fc = torch.nn.Linear(2, 1)"
+    )
+    cell = textwrap.dedent(
+        """
+        import os, tempfile, ray.train
+        with tempfile.TemporaryDirectory() as directory:
+            torch.save(Net(), os.path.join(directory, "model.pt"))
+            ray.train.report({}, checkpoint=ray.train.Checkpoint.from_directory(directory))
+        """
+    ).strip()
+    result = start(notebook, "-n 1", cell)
+    with pytest.raises(UnsafeCheckpointError) as caught:
+        result.load()
+    told = str(caught.value)
+    assert "__main__.Net" in told and f"{result.checkpoint.path}/model.pt" in told
+    assert "state_dict" in told and "trusted=True where Net is defined" in told
+    assert isinstance(result.load(trusted=True), notebook["Net"])
+    assert isinstance(result.load(into=notebook["Net"](), trusted=True), notebook["Net"])
+
+
+def test_under_rays_own_trainer(tmp_path: Path) -> None:
+    """The same train function without raynb around it."""
+    handler = signal.getsignal(signal.SIGINT)
+
+    def train_func() -> Any:
+        model = nn.Linear(2, 1)
+        state = raynb.resume(model)
+        if state is not None:
+            return state.epoch, float(model.bias.detach())
+        nn.init.constant_(model.bias, 7)
+        raynb.checkpoint(model, epoch=2, metrics={"loss": torch.tensor(0.5)})
+        raise RuntimeError("on purpose")
+
+    result = TorchTrainer(
+        train_func,
+        scaling_config=ray.train.ScalingConfig(num_workers=2),
+        run_config=ray.train.RunConfig(
+            storage_path=str(tmp_path), failure_config=ray.train.FailureConfig(max_failures=1)
+        ),
+    ).fit()
+    # Bare fit() leaves a handler of its own, which keeps its controller alive and eats SIGINT.
+    signal.signal(signal.SIGINT, handler)
+    assert result.return_value == (2, 7)
+    assert result.metrics == {"loss": 0.5}
+    assert float(raynb.load_checkpoint(result, nn.Linear(2, 1)).bias.detach()) == 7
 
 
 SHARDED = textwrap.dedent(

@@ -6,6 +6,7 @@ import collections
 import io
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,13 @@ from torch import nn
 import raynb
 from raynb.engine.resume import checkpoint_to_resume
 from raynb.engine.spec import RunSpec
-from raynb.errors import CheckpointError, OptionError
+from raynb.errors import CheckpointError, OptionError, UnsafeCheckpointError
 from raynb.magics.config import RayNB
 from raynb.magics.options import TRAIN_GROUPS, build_spec, options, parse
+from raynb.telemetry.history import concat
 from raynb.worker import checkpoints
+
+from .canary import Canary
 
 
 def test_outside_of_a_run_nothing_is_saved_or_loaded_and_it_says_so_once(
@@ -95,6 +99,76 @@ def test_what_is_kept_reads_back_weights_only() -> None:
 def test_wrong_arguments(arguments: dict[str, Any], says: str) -> None:
     with pytest.raises(TypeError, match=says):
         raynb.checkpoint(**arguments)
+
+
+def test_resume_runs_no_code_of_the_checkpoint(tmp_path: Path) -> None:
+    sign = tmp_path / "canary"
+    content = {"raynb_checkpoint": 1, "extra": {"x": Canary(sign)}}
+    torch.save(content, tmp_path / "checkpoint.pt")
+    with pytest.raises(UnsafeCheckpointError, match="mkdir"):
+        checkpoints._read(str(tmp_path), "x", "cpu")
+    assert not sign.exists()
+
+
+# -- which of a result's -------------------------------------------------------------------------
+
+
+def result_with(tmp_path: Path, metrics: list[dict[str, Any]], best: str | None = None) -> Any:
+    import ray.train
+
+    kept = []
+    for number, reported in enumerate(metrics):
+        directory = tmp_path / f"checkpoint_{number}"
+        directory.mkdir()
+        torch.save({"number": torch.tensor(number)}, directory / "model.pt")
+        kept.append((ray.train.Checkpoint(directory), reported))
+    latest = kept[-1][0] if kept else None
+    found = ray.train.Result(
+        metrics=None, checkpoint=latest, error=None, path=str(tmp_path), best_checkpoints=kept
+    )
+    record = {"name": "first", "state": "finished", "options": {"best": best}}
+    return raynb.RunResult.of(found, record=record, history=concat([]))
+
+
+def test_which_checkpoint_of_a_result(tmp_path: Path) -> None:
+    metrics = [{"loss": 2.0}, {"loss": 1.0, "f1": 0.5}, {"loss": float("nan")}, {"loss": 3.0}]
+    result = result_with(tmp_path, metrics, "loss:min")
+
+    def number(*which: Any) -> int:
+        return int(result.load(*which)["number"])
+
+    assert number() == number("best") == number("loss:min") == 1
+    assert number("loss:max") == number("latest") == number(-1) == 3
+    assert number(0) == number(np.int64(0)) == 0
+    for which, says in (
+        (4, "has 4 checkpoints, so there is none of index 4"),
+        (-5, "use 0 to 3"),
+        ("acc:max", "with a number 'acc'\nWay out: they have f1, loss"),
+    ):
+        with pytest.raises(CheckpointError, match=re.escape(says)):
+            result.load(which)
+    for which in ("newest", True, 1.5, "loss", "loss:lowest"):
+        with pytest.raises(OptionError, match='"best", "latest"'):
+            result.load(which)
+
+
+def test_without_best_the_latest_is_loaded_and_none_is_best(tmp_path: Path) -> None:
+    result = result_with(tmp_path, [{"loss": 1.0}, {"loss": 2.0}])
+    assert int(result.load()["number"]) == 1
+    with pytest.raises(CheckpointError, match=r"'first' was started without --best"):
+        result.load("best")
+
+
+def test_a_result_without_checkpoints_says_how_to_save_some(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"'first' has no checkpoint\n.*raynb.checkpoint"):
+        result_with(tmp_path, []).load()
+
+
+def test_a_checkpoint_that_was_deleted_since(tmp_path: Path) -> None:
+    result = result_with(tmp_path, [{"loss": 1.0}])
+    shutil.rmtree(tmp_path / "checkpoint_0")
+    with pytest.raises(CheckpointError, match="--num-to-keep may have"):
+        result.load()
 
 
 # -- --resume ------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import numbers
 import os
 import posixpath
 import tempfile
@@ -77,15 +78,14 @@ def load_checkpoint(
     OptionError
         For an argument that can't be used.
     """
-    if into is not None and not callable(getattr(into, "load_state_dict", None)):
-        raise OptionError(
-            f"into must be a model, not {'the class ' if isinstance(into, type) else ''}"
-            f"{getattr(into, '__name__', type(into).__name__)}",
-            hint="give an object with load_state_dict, such as into=Net()",
-        )
     if isinstance(into, type):
         raise OptionError(
             f"into must be a model, not the class {into.__name__}", hint=f"into={into.__name__}()"
+        )
+    if into is not None and not hasattr(into, "load_state_dict"):
+        raise OptionError(
+            f"into must be a model, not {type(into).__name__}",
+            hint="give an object with load_state_dict, such as into=Net()",
         )
     if map_location is not None and not callable(map_location):
         device_of(map_location)
@@ -100,7 +100,7 @@ def load_checkpoint(
     return into
 
 
-def checkpoint_of(result: Any, which: str | int | None = None) -> Any:
+def checkpoint_of(result: Any, which: Any = None) -> Any:
     """One checkpoint of a run's result.
 
     Parameters
@@ -129,14 +129,15 @@ def checkpoint_of(result: Any, which: str | int | None = None) -> Any:
     best = str(mapping(mapping(getattr(result, "record", None)).get("options")).get("best") or "")
     if which is None:
         which = "best" if best else "latest"
-    if isinstance(which, int) and not isinstance(which, bool):
-        if not -len(kept) <= which < len(kept):
+    # NumPy's integers too: they come out of the table of checkpoints.
+    if isinstance(which, numbers.Integral) and type(which) is not bool:
+        if not -len(kept) <= int(which) < len(kept):
             raise CheckpointError(
                 f"the run {_name(result)} has {len(kept)} checkpoint"
                 f"{'s' if len(kept) != 1 else ''}, so there is none of index {which}",
                 hint=f'use 0 to {len(kept) - 1}, or "latest"' if kept else 'use "latest"',
             )
-        return kept[which][0]
+        return kept[int(which)][0]
     if which == "latest":
         return result.checkpoint if result.checkpoint is not None else kept[-1][0]
     text = best if which == "best" else which
