@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import numbers
 import os
 import posixpath
 import tempfile
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.fs as pafs
 
 from raynb.engine.spec import absolute_storage, filesystem_of, without_secrets
@@ -130,7 +130,7 @@ def checkpoint_of(result: Any, which: Any = None) -> Any:
     if which is None:
         which = "best" if best else "latest"
     # NumPy's integers too: they come out of the table of checkpoints.
-    if isinstance(which, numbers.Integral) and type(which) is not bool:
+    if isinstance(which, int | np.integer) and not isinstance(which, bool):
         if not -len(kept) <= int(which) < len(kept):
             raise CheckpointError(
                 f"the run {_name(result)} has {len(kept)} checkpoint"
