@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from raynb.errors import CheckpointError
+from raynb.weights.torch_file import printable
 
 if TYPE_CHECKING:
     from torch import nn
@@ -97,7 +98,8 @@ def weights_in(content: Any, shown: str) -> Mapping[str, Any]:
     if isinstance(content, nn.Module):
         return content.state_dict()
     if not isinstance(content, Mapping) or not content:
-        what = "nothing" if content in ({}, None) else f"a {type(content).__name__}"
+        empty = content is None or isinstance(content, Mapping)
+        what = "nothing" if empty else f"a {type(content).__name__}"
         raise CheckpointError(f"{shown} holds {what}, and no weights of a model")
     if _is_state(content):
         return content
@@ -118,7 +120,7 @@ def weights_in(content: Any, shown: str) -> Mapping[str, Any]:
     raise CheckpointError(
         f"{shown} holds {_names(content)}, and "
         + ("several could be the weights" if parts else "none of it is a model's weights"),
-        hint=f"choose one with key=…, such as key={str(next(iter(parts or content)))!r}",
+        hint=f"choose one with key=…, such as key={printable(str(next(iter(parts or content))))!r}",
     )
 
 
@@ -289,20 +291,14 @@ def _table(
                 [row for row in rows if row[0] == kind][:each]]  # fmt: skip
     else:
         kept = rows
-    width = max((len(_cut(k)) for _, k, _ in kept), default=0)
-    lines = [f"  {kind:<11}  {_cut(k):<{width}}  {what}" for kind, k, what in kept]
+    width = max((len(printable(k)) for _, k, _ in kept), default=0)
+    lines = [f"  {kind:<11}  {printable(k):<{width}}  {what}" for kind, k, what in kept]
     if len(rows) > len(kept):
         lines.append(f"  … and {len(rows) - len(kept):,} more")
     return "\n".join(lines)
 
 
-def _cut(name: str) -> str:
-    # A checkpoint's names are its own: one may be long, or hold control characters.
-    shown = "".join(c if c.isprintable() else "�" for c in name)
-    return shown if len(shown) <= 70 else f"{shown[:40]}…{shown[-29:]}"
-
-
 def _names(content: Mapping[Any, Any]) -> str:
-    names = [_cut(str(k)) for k in content]
+    names = [printable(str(k)) for k in content]
     more = len(names) - _MAX_ROWS
     return ", ".join(names[:_MAX_ROWS]) + (f" and {more:,} more" if more > 0 else "")

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from raynb.errors import CheckpointError, RaynbError
 from raynb.weights.devices import device_of
-from raynb.weights.torch_file import read_torch_file, refusal
+from raynb.weights.torch_file import first_line, printable, read_torch_file, refusal
 
 METADATA = ".metadata"
 
@@ -91,7 +91,7 @@ class SafeReader(FileSystemReader):
             raise CheckpointError(f"{shown} does not exist") from None
         except Exception as error:
             raise CheckpointError(
-                f"{shown} can't be read: it is cut off or damaged ({type(error).__name__}: {error})"
+                f"{shown} can't be read: it is cut off or damaged ({first_line(error)})"
             ) from error
         if not isinstance(metadata, Metadata) or not isinstance(metadata.storage_data, Mapping):
             raise CheckpointError(
@@ -109,7 +109,9 @@ class SafeReader(FileSystemReader):
         """Names in the metadata may be anybody's: a shard lies in the checkpoint's directory."""
         root = self._directory.resolve()
         if not (root / name).resolve().is_relative_to(root):
-            raise CheckpointError(f"{self._shown} names a file outside of itself: {name}")
+            raise CheckpointError(
+                f"{self._shown} names a file outside of itself: {printable(name)}"
+            )
 
 
 class SafePlanner(DefaultLoadPlanner):
@@ -122,7 +124,9 @@ class SafePlanner(DefaultLoadPlanner):
 
     def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
         name = read_item.dest_index.fqn
-        data = read_torch_file(value, shown=f"{self._shown} ({name})", trusted=self._trusted)
+        data = read_torch_file(
+            value, shown=f"{self._shown} ({printable(name)})", trusted=self._trusted
+        )
         checked = io.BytesIO()
         torch.save(data, checked)
         checked.seek(0)
@@ -191,7 +195,7 @@ def load_shards(
             raise CheckpointError(f"{shown} lacks the shard {cause.filename}") from error
         raise CheckpointError(
             f"{shown} can't be read: a shard is cut off or damaged, or something else was saved "
-            f"({type(cause).__name__}: {str(cause).partition(chr(10))[0]})"
+            f"({first_line(cause)})"
         ) from error
 
 

@@ -54,9 +54,12 @@ def read_torch_file(
     """
     import torch
 
-    allowed: Any = torch.serialization.safe_globals(list(stand_ins))
+    allowed: list[Any] = list(stand_ins)
     try:
-        with warnings.catch_warnings(), allowed:
+        with contextlib.ExitStack() as stack:
+            if allowed:
+                stack.enter_context(torch.serialization.safe_globals(allowed))
+            stack.enter_context(warnings.catch_warnings())
             # "Detected pickle protocol 4 …, please file an issue": the error says it better.
             warnings.filterwarnings("ignore", message="Detected pickle protocol")
             return torch.load(source, map_location=map_location, weights_only=not trusted)
@@ -71,7 +74,7 @@ def _explained(error: Exception, source: Source, shown: str, trusted: bool) -> C
     if trusted:
         if isinstance(error, AttributeError | ImportError):
             return CheckpointError(
-                f"{shown} needs a class or module that is not defined here: {_first_line(error)}",
+                f"{shown} needs a class or module that is not defined here: {first_line(error)}",
                 hint="run the cell or import the module that defines it, then load again",
             )
     elif "TorchScript" in text:
@@ -90,17 +93,24 @@ def _explained(error: Exception, source: Source, shown: str, trusted: bool) -> C
             )
     return CheckpointError(
         f"{shown} can't be read: it is cut off or damaged, or no file of torch.save "
-        f"({_first_line(error)})",
+        f"({first_line(error)})",
         hint="check its size against the original's, or copy it again",
     )
 
 
 def refusal(shown: str, name: str) -> UnsafeCheckpointError:
     """The error for a file that would run ``name`` when it is unpickled."""
+    name = printable(name)
     return UnsafeCheckpointError(
         f"{shown} holds a pickled {name}, and unpickling it can run any code, so it was not loaded",
         hint=_ways_out(name.rpartition(".")[2]),
     )
+
+
+def printable(name: str) -> str:
+    """A name from a checkpoint for a message: short, and without control characters."""
+    shown = "".join(c if c.isprintable() else "�" for c in name)
+    return shown if len(shown) <= 70 else f"{shown[:40]}…{shown[-29:]}"
 
 
 def _ways_out(name: str) -> str:
@@ -166,8 +176,10 @@ def pickled_names(stream: IO[bytes]) -> Iterator[str]:
                     texts.append(memo[argument])
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """What went wrong, in one line without control characters."""
     # Torch puts a page of advice before what went wrong.
     text = str(error).rpartition("WeightsUnpickler error: ")[2]
     line = text.strip().partition("\n")[0]
-    return f"{type(error).__name__}: {line[:300]}" if line else type(error).__name__
+    line = "".join(c if c.isprintable() else "�" for c in line[:300])
+    return f"{type(error).__name__}: {line}" if line else type(error).__name__

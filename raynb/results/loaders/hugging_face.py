@@ -13,7 +13,7 @@ from raynb.errors import CheckpointError, RaynbError, UnsafeCheckpointError
 from raynb.results.loaders.base import How
 from raynb.results.loaders.safetensors import read_safetensors
 from raynb.weights.devices import device_of
-from raynb.weights.torch_file import read_torch_file
+from raynb.weights.torch_file import first_line, printable, read_torch_file
 
 _CONFIG = "config.json"
 #: Files with weights, the first one there is read; an index names the files of a large model.
@@ -53,8 +53,7 @@ class HuggingFaceLoader:
             raise
         except Exception as error:
             raise CheckpointError(
-                f"transformers can't build the model of {how.shown}: "
-                f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}",
+                f"transformers can't build the model of {how.shown}: {first_line(error)}",
                 hint="give a model to load the weights into, into=model",
             ) from error
         return model.to(device_of(how.map_location))
@@ -69,7 +68,7 @@ def _built(transformers: Any, path: Path, how: How) -> Any:
     if own and kind is None:
         if not how.trusted:
             raise UnsafeCheckpointError(
-                f"{how.shown} brings the code of its model {named or 'along'}, so it was not built",
+                f"{how.shown} brings the code of its model {printable(str(named))}, which was not run",
                 hint="give a model to load the weights into, into=model; or, if you trust where "
                 "it comes from, trusted=True",
             )
@@ -101,7 +100,7 @@ def _weights(path: Path, how: How) -> dict[str, Any]:
     for part in parts:
         # The index may be anybody's: its files lie beside it.
         if part != posixpath.basename(part) or not (path / part).is_file():
-            raise CheckpointError(f"{shown} names a file that is not beside it: {part}")
+            raise CheckpointError(f"{shown} names a file that is not beside it: {printable(part)}")
         state |= _read(path, part, how)
     return state
 

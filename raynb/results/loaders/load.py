@@ -22,6 +22,7 @@ from raynb.results.loaders.base import How, Loader, installed, known_formats, na
 from raynb.results.text import mapping
 from raynb.weights.devices import device_of
 from raynb.weights.fit import load_into, pick
+from raynb.weights.torch_file import first_line, printable
 
 _MAX_NAMED = 12
 
@@ -160,7 +161,7 @@ def _best(result: Any, kept: Sequence[tuple[Any, Any]], metric: str, mode: str) 
         there = sorted({str(name) for _, metrics in kept for name in mapping(metrics)})
         raise CheckpointError(
             f"no checkpoint of the run {_name(result)} was reported with a number {metric!r}",
-            hint=f"they have {', '.join(there)}" if there else 'use "latest" or an index',
+            hint=f"they have {_listed(there)}" if there else 'use "latest" or an index',
         )
     return kept[index][0]
 
@@ -177,7 +178,7 @@ def _read(reader: Loader, path: Path, how: How) -> Any:
     except Exception as error:
         # Files may hold anything: what their reader did not expect is damage too.
         raise CheckpointError(
-            f"{how.shown} can't be read as {reader.reads}: {type(error).__name__}: {error}"
+            f"{how.shown} can't be read as {reader.reads}: {first_line(error)}"
         ) from error
 
 
@@ -325,4 +326,6 @@ def _unknown(what: str, loaders: Mapping[str, Loader]) -> CheckpointError:
 
 def _listed(names: Sequence[str]) -> str:
     more = len(names) - _MAX_NAMED
-    return ", ".join(names[:_MAX_NAMED]) + (f" and {more:,} more" if more > 0 else "")
+    return ", ".join(map(printable, names[:_MAX_NAMED])) + (
+        f" and {more:,} more" if more > 0 else ""
+    )
