@@ -67,8 +67,9 @@ def _built(transformers: Any, path: Path, how: How) -> Any:
     own = settings.get("auto_map") or {}
     if own and kind is None:
         if not how.trusted:
+            name = printable(str(named))
             raise UnsafeCheckpointError(
-                f"{how.shown} brings the code of its model {printable(str(named))}, which was not run",
+                f"{how.shown} brings the code of its model {name}, and it was not run",
                 hint="give a model to load the weights into, into=model; or, if you trust where "
                 "it comes from, trusted=True",
             )
