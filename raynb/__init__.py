@@ -13,9 +13,14 @@ from raynb._version import __version__
 if TYPE_CHECKING:
     from raynb.api import fit, train
     from raynb.engine.run import Run
-    from raynb.errors import RaynbError, TrainingError
+    from raynb.errors import CheckpointError, RaynbError, TrainingError, UnsafeCheckpointError
     from raynb.magics.loading import load_ipython_extension, unload_ipython_extension
+    from raynb.results.compare import compare
+    from raynb.results.loaders import load_checkpoint
+    from raynb.results.open import open
     from raynb.results.run_result import RunResult
+    from raynb.results.runs import runs
+    from raynb.worker.checkpoints import checkpoint, resume
     from raynb.worker.runtime import log
 
 #: Where each public name lives. Workers import raynb too, and they need neither IPython nor
@@ -24,23 +29,39 @@ _HOMES = {
     "train": "raynb.api",
     "fit": "raynb.api",
     "log": "raynb.worker.runtime",
+    "checkpoint": "raynb.worker.checkpoints",
+    "resume": "raynb.worker.checkpoints",
+    "load_checkpoint": "raynb.results.loaders",
+    "open": "raynb.results.open",
+    "runs": "raynb.results.runs",
+    "compare": "raynb.results.compare",
     "Run": "raynb.engine.run",
     "RunResult": "raynb.results.run_result",
+    "CheckpointError": "raynb.errors",
     "RaynbError": "raynb.errors",
     "TrainingError": "raynb.errors",
+    "UnsafeCheckpointError": "raynb.errors",
     "load_ipython_extension": "raynb.magics.loading",
     "unload_ipython_extension": "raynb.magics.loading",
 }
 
 __all__ = [
+    "CheckpointError",
     "RaynbError",
     "Run",
     "RunResult",
     "TrainingError",
+    "UnsafeCheckpointError",
     "__version__",
+    "checkpoint",
+    "compare",
     "fit",
+    "load_checkpoint",
     "load_ipython_extension",
     "log",
+    "open",
+    "resume",
+    "runs",
     "train",
     "unload_ipython_extension",
 ]

@@ -41,6 +41,7 @@ def train(
     max_failures: int = 0,
     num_to_keep: int | None = None,
     best: tuple[str, str] | None = None,
+    resume: Any = None,
     datasets: dict[str, Any] | None = None,
     backend: str | None = None,
     timeout_s: int | None = None,
@@ -71,6 +72,9 @@ def train(
     best : (metric, mode), optional
         As ``checkpoint_score_attribute`` and ``checkpoint_score_order`` of
         ``ray.train.CheckpointConfig``.
+    resume : RunResult, ray.train.Checkpoint, str or path, optional
+        What :func:`raynb.resume` goes on from at the run's start; of a result or of a run's
+        directory the latest checkpoint.
     datasets : dict of str to ray.data.Dataset, optional
     backend, timeout_s
         As in ``ray.train.torch.TorchConfig``.
@@ -89,7 +93,7 @@ def train(
 
     Raises
     ------
-    OptionError, StorageError, ResourceError, CaptureError
+    OptionError, CheckpointError, StorageError, ResourceError, CaptureError
         Before anything starts.
     TrainingError
         When training failed; its ``result`` has what was reached.
@@ -107,6 +111,7 @@ def train(
         max_failures=max_failures,
         num_to_keep=num_to_keep,
         best=best,
+        resume=resume,
         datasets=dict(datasets or {}),
         backend=backend,
         timeout_s=timeout_s,
@@ -323,20 +328,24 @@ def _check_cluster(spec: RunSpec) -> str:
     nodes = [n["Resources"] for n in ray.nodes() if n["Alive"]]
     limits = cluster.autoscaling_limits()
     spec.use_gpu = choose_gpu(spec, limits or ray.cluster_resources())
-    if len(nodes) > 1 and "://" not in spec.storage_path and spec.min_workers > 1:
-        _check_shared_storage(spec, nodes)
+    if len(nodes) > 1:
+        _check_shared_storage(spec)
     check_accelerator(spec, nodes, limits)
     return check_resources(spec, nodes, ray.available_resources(), limits)
 
 
-def _check_shared_storage(spec: RunSpec, nodes: list[Any]) -> None:
+def _check_shared_storage(spec: RunSpec) -> None:
     """Refuse a local path that other nodes can't see, before training instead of at its end."""
     import uuid
 
+    import pyarrow.fs as pafs
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    marker = f"{spec.storage_path}/.raynb-shared-{uuid.uuid4().hex}"
+    filesystem, root = filesystem_of(spec.storage_path)
+    if not isinstance(filesystem, pafs.LocalFileSystem):
+        return
+    marker = f"{root}/.raynb-shared-{uuid.uuid4().hex}"
     with open(marker, "w"):
         pass
     try:
@@ -376,6 +385,7 @@ def _link(spec: RunSpec, supervisor: Any) -> Link:
         remote_log_dir=(filesystem, logs) if remote else None,
         num_cpus=spec.bundle.get("CPU", 1.0),
         local=spec.local,
+        resume=spec.resume,
     )
 
 

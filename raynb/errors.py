@@ -63,6 +63,14 @@ class StorageError(RaynbError):
     """The run's storage can't be read or written."""
 
 
+class CheckpointError(RaynbError):
+    """A checkpoint can't be found, written, read, or fitted into what it shall go into."""
+
+
+class UnsafeCheckpointError(CheckpointError):
+    """A checkpoint holds pickled code, and nothing said that it may run."""
+
+
 class CompatibilityError(RaynbError):
     """The installed versions don't work together."""
 

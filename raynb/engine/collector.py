@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from raynb.engine.hints.health import Health
-from raynb.engine.spec import RAYNB_DIR, filesystem_of, read_record, write_record
+from raynb.engine.spec import RAYNB_DIR, filesystem_of, read_record, without_secrets, write_record
 from raynb.telemetry.digest import Cursor, Digest
 from raynb.telemetry.events import Batch
 from raynb.telemetry.history import HistoryWriter
@@ -61,7 +61,8 @@ class Collector:
         self._filesystem, self._dir = filesystem_of(facts.run_path)
         self._news = threading.Condition()
         self._cursors: OrderedDict[str, Cursor] = OrderedDict()
-        self._digest = Digest(facts.name, facts.best, storage=facts.run_path, started=time.time())
+        storage = without_secrets(facts.run_path)
+        self._digest = Digest(facts.name, facts.best, storage=storage, started=time.time())
         before = read_record(self._filesystem, self._dir) or {}
         # A run that goes on in its old directory keeps its attempts apart from the earlier ones.
         self._first_attempt = int(before.get("attempts", 0))

@@ -14,7 +14,7 @@ import pandas as pd
 import pyarrow as pa
 
 from raynb.engine.collector import TERMINAL, Collector, RunFacts
-from raynb.engine.spec import RAYNB_DIR, filesystem_of, read_record
+from raynb.engine.spec import RAYNB_DIR, filesystem_of, read_record, without_secrets
 from raynb.engine.supervisor import NAMESPACE, Outcome, Supervisor, supervisor_name
 from raynb.engine.v1 import replacement
 from raynb.errors import OptionError, RaynbError, SupervisorDiedError, TrainingError
@@ -206,7 +206,7 @@ class Run:
         self._run = {
             **self.mirror.run,
             "name": facts.name,
-            "storage": facts.run_path,
+            "storage": without_secrets(facts.run_path),
             "started": time.time(),
         }
         self.tell("preflight")
@@ -432,6 +432,7 @@ class Run:
             error=error,
             filesystem=filesystem,
             path=path,
+            uri=self.facts.run_path,
         )
         if error is not None:
             self._error = training_error(outcome, self.mirror, self.result)
@@ -441,7 +442,7 @@ class Run:
         stopped = self._stop_asked.is_set()
         lost = SupervisorDiedError(
             f"the supervisor of run {self.name!r} is gone: {type(error).__name__}: {error}",
-            hint=f"what was written before is in {self.facts.run_path}",
+            hint=f"what was written before is in {without_secrets(self.facts.run_path)}",
         )
         state = "stopped" if stopped else "failed"
         shown = {"title": "SupervisorDiedError", "rank": None, "text": str(lost), "line": None}

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import pyarrow as pa
 import pyarrow.fs as pafs
 
 from raynb.errors import OptionError, StorageError
@@ -55,6 +56,8 @@ class RunSpec:
         Checkpoints to keep.
     best : (str, str) or None
         Metric and ``min`` or ``max``: orders the checkpoints and marks the best value.
+    resume : RunResult, ray.train.Checkpoint, str or None
+        Where ``raynb.resume`` goes on from at the run's start; a checkpoint once it is checked.
     datasets : dict of str to ray.data.Dataset
     backend : str or None
         torch.distributed's backend: ``nccl`` or ``gloo``; None lets Ray choose.
@@ -75,6 +78,7 @@ class RunSpec:
     max_failures: int = 0
     num_to_keep: int | None = None
     best: tuple[str, str] | None = None
+    resume: Any = None
     datasets: dict[str, Any] = field(default_factory=dict)
     backend: str | None = None
     timeout_s: int | None = None
@@ -100,11 +104,7 @@ class RunSpec:
 
     @property
     def run_path(self) -> str:
-        # A URI may end in a query, such as ?region=…
-        path, mark, query = self.storage_path, "", ""
-        if "://" in path:
-            path, mark, query = path.partition("?")
-        return f"{path.rstrip('/')}/{self.name}{mark}{query}"
+        return join_storage(self.storage_path, self.name)
 
     def check(self) -> RunSpec:
         """Check and complete the spec.
@@ -118,6 +118,8 @@ class RunSpec:
         ------
         OptionError
             An option has a value that can't be used.
+        CheckpointError
+            There is no checkpoint to resume from.
         StorageError
             The storage can't be written, or the name belongs to a finished run.
         """
@@ -132,6 +134,10 @@ class RunSpec:
                 f"the name {self.name!r} can't be a directory's name",
                 hint="use at most 200 letters, digits, '-', '_' and '.'",
             )
+        if self.resume is not None:
+            from raynb.engine.resume import checkpoint_to_resume
+
+            self.resume = checkpoint_to_resume(self.resume)
         check_storage(self.storage_path, self.name)
         return self
 
@@ -227,10 +233,11 @@ class RunSpec:
             "placement_strategy": self.placement_strategy,
             "accelerator_type": self.accelerator_type,
             "config": None if self.config is None else json_safe(self.config),
-            "storage_path": self.storage_path,
+            "storage_path": without_secrets(self.storage_path),
             "max_failures": self.max_failures,
             "num_to_keep": self.num_to_keep,
             "best": None if self.best is None else ":".join(self.best),
+            "resume": None if self.resume is None else str(self.resume.path),
             "datasets": sorted(self.datasets),
             "backend": self.backend,
             "timeout_s": self.timeout_s,
@@ -288,8 +295,35 @@ def absolute_storage(path: str | os.PathLike[str]) -> str:
         raise StorageError(f"the storage path {text!r} can't be used: {error}") from error
 
 
+def join_storage(path: str, name: str) -> str:
+    """``name`` below an absolute path or URI.
+
+    Examples
+    --------
+    >>> join_storage("s3://bucket/runs?scheme=http", "demo")
+    's3://bucket/runs/demo?scheme=http'
+    """
+    mark, query = "", ""
+    if "://" in path:
+        path, mark, query = path.partition("?")
+    return f"{path.rstrip('/')}/{name}{mark}{query}"
+
+
+def without_secrets(path: str) -> str:
+    """A storage path or URI to show, without a user or a key in it.
+
+    Examples
+    --------
+    >>> without_secrets("s3://key:secret@bucket/runs?scheme=http")
+    's3://bucket/runs?scheme=http'
+    """
+    return re.sub(r"^(\w+://)[^/?@]*:[^/?]*@", r"\1", path)
+
+
 def filesystem_of(path: str) -> tuple[pafs.FileSystem, str]:
     """pyarrow's filesystem for an absolute path or URI, and the path on it.
+
+    A scheme that pyarrow does not know is left to fsspec.
 
     Raises
     ------
@@ -297,14 +331,22 @@ def filesystem_of(path: str) -> tuple[pafs.FileSystem, str]:
         When the scheme is unknown or its filesystem can't be opened.
     """
     try:
-        if "://" in path:
+        if "://" not in path:
+            return pafs.LocalFileSystem(), path
+        try:
             filesystem, inner = pafs.FileSystem.from_uri(path)
-            return filesystem, inner
-        return pafs.LocalFileSystem(), path
+        except pa.ArrowInvalid as error:
+            if "Unrecognized filesystem type" not in str(error):
+                raise
+            from fsspec.core import url_to_fs
+
+            found, inner = url_to_fs(path)
+            filesystem = pafs.PyFileSystem(pafs.FSSpecHandler(found))
+        return filesystem, inner
     except Exception as error:
         scheme = urlsplit(path).scheme
         raise StorageError(
-            f"the storage path {path!r} can't be opened: {error}",
+            f"the storage path {without_secrets(path)!r} can't be opened: {error}",
             hint=f"check the {scheme}:// address and its credentials, or use a local path",
         ) from error
 
@@ -327,13 +369,13 @@ def check_storage(storage_path: str, name: str) -> None:
         filesystem.delete_file(marker)
     except Exception as error:
         raise StorageError(
-            f"the storage path {storage_path} can't be written: {error}",
+            f"the storage path {without_secrets(storage_path)} can't be written: {error}",
             hint="choose another with --storage-path (or storage_path=…)",
         ) from error
     record = read_record(filesystem, f"{root}/{name}")
     if record is not None and record.get("state") == "finished":
         raise StorageError(
-            f"a finished run is already called {name!r} in {storage_path}",
+            f"a finished run is already called {name!r} in {without_secrets(storage_path)}",
             hint=f"choose another --name, such as {_free_name(filesystem, root, name)}, or leave "
             "it out for one made from the time",
         )

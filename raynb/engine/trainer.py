@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from raynb.engine.spec import RunSpec
+import pyarrow.fs as pafs
+
+from raynb.engine.spec import RunSpec, filesystem_of
 from raynb.worker.program import CellProgram, load_values, run_program
 from raynb.worker.runtime import Link, TrainEntry
 
@@ -75,6 +77,10 @@ class TrainerMaker:
             "failure_config": ray.train.FailureConfig(max_failures=spec.max_failures),
             "checkpoint_config": ray.train.CheckpointConfig(**checkpoints),
         }
+        filesystem, root = filesystem_of(spec.storage_path)
+        if isinstance(filesystem, pafs.PyFileSystem):
+            # fsspec's: from the URI alone Ray could not make it.
+            run_config |= {"storage_path": root, "storage_filesystem": filesystem}
         if spec.env:
             run_config["worker_runtime_env"] = {"env_vars": dict(spec.env)}
         scaling: dict[str, Any] = {

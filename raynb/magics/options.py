@@ -8,6 +8,7 @@ import difflib
 import inspect
 import keyword
 import math
+import os
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping
@@ -190,6 +191,13 @@ BEST = Option(
     metavar="METRIC:min|max",
     example="--best accuracy:max",
 )
+RESUME = Option(
+    ("--resume",),
+    "where raynb.resume goes on from: a variable with a RunResult or a checkpoint, or a path",
+    metavar="RESULT|PATH",
+    example="--resume result",
+    variable=True,
+)
 OUT = Option(
     ("-o", "--out"),
     "the variable that gets the result (the run, with --background); default: result",
@@ -212,7 +220,7 @@ WORKERS = Group(
     (NUM_WORKERS, GPU, RESOURCES, PLACEMENT, ACCELERATOR, BACKEND, TIMEOUT, ENV, LOCAL),
 )
 DATA = Group("data", (CONFIG, DATASET))
-STORING = Group("storage and failures", (NAME, STORAGE, MAX_FAILURES, NUM_TO_KEEP, BEST))
+STORING = Group("storage and failures", (NAME, STORAGE, MAX_FAILURES, NUM_TO_KEEP, BEST, RESUME))
 CELL = Group("cell", (OUT, FUNC, BACKGROUND, ECHO, DRY_RUN, HELP))
 TRAIN_GROUPS = (WORKERS, DATA, STORING, CELL)
 
@@ -412,6 +420,7 @@ def build_spec(args: argparse.Namespace, namespace: Mapping[str, Any], defaults:
         max_failures=_whole(MAX_FAILURES, args.max_failures, -1, defaults.max_failures),
         num_to_keep=_whole(NUM_TO_KEEP, args.num_to_keep, 1, defaults.num_to_keep),
         best=_best(args.best),
+        resume=None if args.resume is None else _resume(args.resume, namespace),
         datasets={
             name: _look_up(DATASET, text, namespace) for name, text in _pairs(DATASET, args.dataset)
         },
@@ -528,6 +537,14 @@ def _best(text: str | None) -> tuple[str, str] | None:
             hint=f"for example {BEST.example}",
         )
     return metric, mode
+
+
+def _resume(text: str, namespace: Mapping[str, Any]) -> Any:
+    """A variable of the notebook where there is one of this name, else the path as it is."""
+    # A path of a name's form that does not exist is a name with a mistake in it.
+    if text.partition(".")[0] in namespace or (text.isidentifier() and not os.path.exists(text)):
+        return _look_up(RESUME, text, namespace)
+    return text
 
 
 def _pairs(option: Option, texts: list[str] | None) -> list[tuple[str, str]]:

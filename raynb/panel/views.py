@@ -6,6 +6,7 @@ import sys
 from typing import Any, Protocol
 
 from raynb.engine.run import Run
+from raynb.results.mount import in_notebook
 from raynb.telemetry.update import Update
 
 #: Lines of worker output that --echo prints into a cell before it points to the panel.
@@ -15,13 +16,6 @@ MAX_ECHO = 500
 class View(Protocol):
     def show(self) -> None: ...
     def close(self) -> None: ...
-
-
-def in_notebook() -> bool:
-    """Whether a Jupyter kernel runs this code."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return shell is not None and getattr(shell, "kernel", None) is not None
 
 
 def open_view(run: Run, *, echo: bool = False) -> None:

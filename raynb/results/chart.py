@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import itertools
 import warnings
@@ -17,6 +18,7 @@ from raynb.telemetry.events import Floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 #: Past this many ranks: median, band and the worst one instead of a line each.
 MAX_LINES = 16
@@ -241,7 +243,64 @@ def worst_rank(curves: Sequence[Curve], metric: str, mode: str | None = None) ->
     return max(values, key=lambda r: np.inf if np.isnan(values[r]) else sign * values[r])
 
 
-def chart_png(curves: Sequence[Curve], metric: str, *, mode: str | None = None) -> bytes | None:
+def draw_runs(ax: Axes, runs: Sequence[tuple[str, Sequence[Curve]]], *, x: str = "step") -> None:
+    """Draw one metric of several runs: a run's median over its ranks, and their range as a band.
+
+    Parameters
+    ----------
+    ax : matplotlib.axes.Axes
+    runs : sequence of (label, curves)
+        A run without curves keeps its colour, and is told in the legend.
+    x : {"step", "time"}
+        ``time`` is seconds since each run's first record.
+    """
+    for k, (label, all_curves) in enumerate(runs):
+        colour, dash = rank_style(k)
+        if not all_curves:
+            ax.plot([], [], color=colour, linestyle=dash, label=f"{label} (has none)")
+            continue
+        start = min(float(c.time[0]) for c in all_curves)
+        newest = max(c.attempt for c in all_curves)
+        for attempt in sorted({c.attempt for c in all_curves}):
+            curves = [c for c in all_curves if c.attempt == attempt]
+            if x == "time":
+                curves = [dataclasses.replace(c, step=c.time - start) for c in curves]
+            grid, low, middle, high = band(curves)
+            told = attempt == newest
+            if len(curves) > 1:
+                ax.fill_between(
+                    grid, low, high, color=colour, alpha=0.16 if told else 0.08, linewidth=0
+                )
+            ax.plot(
+                grid, middle, color=colour, linestyle=dash, linewidth=1.5,
+                alpha=1.0 if told else 0.4, marker="o" if len(grid) < 2 else "", markersize=4,
+                label=label if told else "_",
+            )  # fmt: skip
+            for curve in curves:
+                _only_marks(ax, curve)
+
+
+def compare_png(
+    runs: Sequence[tuple[str, Sequence[Curve]]], metric: str, *, x: str = "step"
+) -> bytes | None:
+    """The picture of :func:`draw_runs`; None when no run has the metric."""
+    shown = [c for _, curves in runs for c in curves if len(c.value)]
+    if not shown:
+        return None
+    figure, ax = _figure()
+    short = [(clean_line(label, 28), curves) for label, curves in runs]
+    draw_runs(ax, short, x=x)
+    _dress(ax, metric, 0)
+    if x == "time":
+        ax.set_xlabel("seconds since the run's first record")
+    _legend(ax, *ax.get_legend_handles_labels())
+    _tell_broken(ax, shown)
+    return _saved(figure)
+
+
+def chart_png(
+    curves: Sequence[Curve], metric: str, *, mode: str | None = None, x: str = "step"
+) -> bytes | None:
     """Draw a metric of every rank over the steps.
 
     Parameters
@@ -251,6 +310,8 @@ def chart_png(curves: Sequence[Curve], metric: str, *, mode: str | None = None) 
     metric : str
     mode : {"min", "max"}, optional
         Which way is better, to name the worst of many ranks.
+    x : {"step", "time"}
+        ``time`` is seconds since the first record.
 
     Returns
     -------
@@ -260,23 +321,38 @@ def chart_png(curves: Sequence[Curve], metric: str, *, mode: str | None = None) 
     shown = [c for c in curves if c.metric == metric and len(c.value)]
     if not shown:
         return None
-    # matplotlib's own Figure and no pyplot: nothing of the user's figures is touched.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=SIZE_INCHES, facecolor="white", layout="constrained")
-    FigureCanvasAgg(figure)
-    ax = figure.add_subplot(facecolor="white")
+    if x == "time":
+        start = min(float(c.time[0]) for c in shown)
+        shown = [dataclasses.replace(c, step=c.time - start) for c in shown]
+    figure, ax = _figure()
     ranks = {c.rank for c in shown}
     if len(ranks) > MAX_LINES:
         draw_band(ax, shown, worst_rank(shown, metric, mode))
     else:
         draw_lines(ax, shown)
     _dress(ax, metric, len(ranks))
-    if all((c.step % 1 == 0).all() for c in shown):
+    if x == "time":
+        ax.set_xlabel("seconds since the first record")
+    elif all((c.step % 1 == 0).all() for c in shown):
         ax.xaxis.set_major_locator(MaxNLocator(nbins=9, integer=True))
     _tell_broken(ax, shown)
+    return _saved(figure)
+
+
+def _figure() -> tuple[Figure, Axes]:
+    # matplotlib's own Figure and no pyplot: nothing of the user's figures is touched.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=SIZE_INCHES, facecolor="white", layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.add_subplot(facecolor="white")
+
+
+def _saved(figure: Figure) -> bytes:
+    """The figure as a PNG of at most ``MAX_PNG`` bytes."""
     png = b""
     for dpi in (DPI, DPI * 3 // 4, DPI // 2):
         out = io.BytesIO()
@@ -325,18 +401,31 @@ def _dress(ax: Axes, metric: str, ranks: int) -> None:
         zip(handles, labels, strict=True),
         key=lambda pair: int(pair[1].split()[1]) if ranks <= MAX_LINES else 0,
     )
-    ax.legend(
-        *zip(*pairs, strict=True),
+    _legend(
+        ax,
+        [handle for handle, _ in pairs],
+        [label for _, label in pairs],
+        1 if ranks <= 10 or ranks > MAX_LINES else 2,
+    )
+
+
+def _legend(ax: Axes, handles: Sequence[Any], labels: Sequence[str], ncols: int = 1) -> None:
+    legend = ax.legend(
+        handles,
+        labels,
         loc="center left",
         bbox_to_anchor=(1.005, 0.5),
         frameon=False,
         fontsize=8,
         labelcolor=_INK,
         handlelength=2.6,
-        ncols=1 if ranks <= 10 or ranks > MAX_LINES else 2,
+        ncols=ncols,
         columnspacing=1.0,
         labelspacing=0.35,
     )
+    # A "$" in a run's name is no formula.
+    for text in legend.get_texts():
+        text.set_parse_math(False)
 
 
 def _tell_broken(ax: Axes, curves: Sequence[Curve]) -> None:

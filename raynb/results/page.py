@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from raynb.engine.spec import RunSpec
+from raynb.results.checkpoints import CheckpointRow
 from raynb.results.curves import (
     Curve,
     curves_of_mirror,
@@ -24,6 +25,7 @@ from raynb.results.text import (
     format_moment,
     format_of,
     format_value,
+    json_text,
     mapping,
     mappings,
     number,
@@ -39,6 +41,10 @@ MAX_WORKERS = 64
 OPEN_WORKERS = 16
 MAX_CAPTURED = 40
 MAX_CHECKPOINTS = 12
+#: Metrics of checkpoints that get a column, and files of one that are named.
+MAX_CHECKPOINT_METRICS = 5
+MAX_FILES_NAMED = 3
+MAX_DEVICES = 6
 MAX_EVENTS = 40
 MAX_OPTIONS = 40
 MAX_TRACEBACK = 12_000
@@ -52,12 +58,16 @@ STATES = {
     "starting_workers": ("◌", "Starting workers", "busy"),
     "training": ("▶", "Training", "good"),
     "running": ("▶", "Running", "good"),
+    "running_or_lost": ("?", "Running or lost", "busy"),
     "finishing": ("▶", "Finishing", "busy"),
     "restarting": ("↻", "Restarting", "busy"),
     "stopping": ("■", "Stopping", "busy"),
     "finished": ("✓", "Finished", "good"),
     "failed": ("✗", "Failed", "bad"),
     "stopped": ("■", "Stopped", "idle"),
+    "unknown": ("?", "Outcome unknown", "idle"),
+    "plain": ("?", "Plain Ray run", "idle"),
+    "unreadable": ("✗", "Record unreadable", "bad"),
 }
 
 
@@ -81,23 +91,28 @@ class Page:
         The metrics, for the chart and the last values.
     texts : mapping of str to str
         Rank 0's last text under each name that was logged as text.
-    checkpoints : sequence of mapping
-        Rows with ``index``, ``name``, ``metrics``, ``size``, ``best`` and ``code``.
+    checkpoints : sequence of CheckpointRow
     events : sequence of mapping
         ``t``, ``level``, ``text``; oldest first.
     note : str
         A remark below the head line.
     path : str
         Where the run is stored; made from the options when empty.
+    shown : float or None
+        UNIX time that ages are told as of.
+    live : str
+        Marks the places that a live kernel fills with controls; empty for none.
     """
 
     record: Mapping[str, Any]
     curves: Sequence[Curve] = ()
     texts: Mapping[str, str] = field(default_factory=dict)
-    checkpoints: Sequence[Mapping[str, Any]] = ()
+    checkpoints: Sequence[CheckpointRow] = ()
     events: Sequence[Mapping[str, Any]] = ()
     note: str = ""
     path: str = ""
+    shown: float | None = None
+    live: str = ""
 
     @classmethod
     def of_mirror(cls, mirror: Mirror, note: str = "") -> Page:
@@ -121,7 +136,17 @@ class Page:
     @property
     def metric(self) -> str | None:
         """The metric that chart and worker table show."""
-        return default_metric(dict.fromkeys(c.metric for c in self.curves))
+        return default_metric(self.metrics)
+
+    @property
+    def metrics(self) -> list[str]:
+        """The numeric metrics in order of appearance."""
+        return list(dict.fromkeys(c.metric for c in self.curves))
+
+    def mode_of(self, metric: str) -> str | None:
+        """Which way a metric is better, where ``--best`` says it."""
+        option = self.best_option
+        return option[1] if option and option[0] == metric else None
 
     @property
     def best_option(self) -> tuple[str, str] | None:
@@ -184,24 +209,41 @@ def head_facts(page: Page) -> list[str]:
     return facts
 
 
+def best_of(record: Mapping[str, Any]) -> tuple[str, float, str] | None:
+    """Metric, best value seen and mode, where the run was started with ``--best``."""
+    best = mapping(record.get("best_seen"))
+    value = number(best.get("value"))
+    option = parse_best(mapping(record.get("options")).get("best"))
+    if value is None:
+        return None
+    metric = str(best.get("metric"))
+    return metric, value, option[1] if option and option[0] == metric else ""
+
+
+def told_best(best: tuple[str, float, str] | None) -> str:
+    """``accuracy 0.981 (max)``."""
+    if best is None:
+        return ""
+    metric, value, mode = best
+    return f"{clean_line(metric, 60)} {format_value(value)}{f' ({mode})' if mode else ''}"
+
+
 def best_line(page: Page) -> str:
     """``accuracy 0.981 (max) at step 400 on rank 1``, or nothing."""
     best = mapping(page.record.get("best_seen"))
     if not best:
         return ""
-    option = page.best_option
-    mode = f" ({option[1]})" if option and option[0] == best.get("metric") else ""
     where = "".join(
         f" {word} {format_count(best.get(key))}"
         for key, word in (("step", "at step"), ("rank", "on rank"))
         if number(best.get(key)) is not None
     )
-    return f"{clean_line(best.get('metric'), 60)} {format_value(best.get('value'))}{mode}{where}"
+    return told_best(best_of(page.record)) + where
 
 
 def metric_table(page: Page) -> Table | None:
     """Last values: on rank 0, and over all ranks where there are several."""
-    names = list(dict.fromkeys(c.metric for c in page.curves))
+    names = page.metrics
     rows: list[tuple[str, ...]] = []
     several = len({c.rank for c in page.curves}) > 1
     for name in names[:MAX_METRICS]:
@@ -310,20 +352,9 @@ def option_rows(page: Page) -> tuple[list[tuple[str, str]], list[tuple[str, str]
     for name, value in list(options.items())[:MAX_OPTIONS]:
         if name in told:
             continue
-        row = (clean_line(name, 40), _json(value))
+        row = (clean_line(name, 40), json_text(value))
         (same if name in defaults and defaults[name] == value else changed).append(row)
     return changed, same
-
-
-def _json(value: object, limit: int = 400) -> str:
-    if value is None:
-        return "none"
-    if isinstance(value, str):
-        return clean_line(value, limit)
-    try:
-        return clean_line(json.dumps(value, ensure_ascii=False, default=str), limit)
-    except (TypeError, ValueError, RecursionError):
-        return clean_line(value, limit)
 
 
 def capture_table(page: Page) -> Table | None:
@@ -358,41 +389,113 @@ def capture_title(page: Page) -> str:
     return f"{plural(len(captured), 'name')} from the notebook{total}"
 
 
-@dataclass
-class CheckpointLine:
-    """A checkpoint's cleaned row: what it is, and the line that loads it."""
-
-    index: str
-    name: str
-    metrics: str
-    size: str
-    best: bool
-    code: str
+def shown_checkpoints(page: Page) -> list[CheckpointRow]:
+    """The checkpoints that the page shows, in Ray's order; the best is never cut."""
+    rows = list(page.checkpoints)
+    # Ray puts the best, or the latest, at the end.
+    return [r for r in rows[:-MAX_CHECKPOINTS] if r.best] + rows[-MAX_CHECKPOINTS:]
 
 
-def checkpoint_lines(page: Page) -> tuple[list[CheckpointLine], str]:
-    """The checkpoints in Ray's order, and how many were left out; the best is never cut."""
-    rows = mappings(page.checkpoints)
-    shown = rows
-    if len(rows) > MAX_CHECKPOINTS:
-        # Ray puts the best, or the latest, at the end.
-        shown = [r for r in rows[:-MAX_CHECKPOINTS] if r.get("best")] + rows[-MAX_CHECKPOINTS:]
-    lines = [
-        CheckpointLine(
-            clean_line(row.get("index"), 12),
-            _known(row.get("name"), 80),
-            ", ".join(
-                f"{clean_line(k, 40)} {format_value(v)}"
-                for k, v in list(mapping(row.get("metrics")).items())[:8]
+def checkpoint_table(page: Page) -> Table | None:
+    """A row a checkpoint: index, name, step, metrics, size, age and files."""
+    rows = shown_checkpoints(page)
+    if not rows:
+        return None
+    metrics = list(dict.fromkeys(str(name) for row in rows for name in row.metrics))
+    told = metrics[:MAX_CHECKPOINT_METRICS]
+    heads = (
+        "", "checkpoint", "step", *(clean_line(m, 24) for m in told), "size", "age", "files",
+    )  # fmt: skip
+    body = []
+    for row in rows:
+        age = UNKNOWN
+        if row.files is not None and row.files.saved is not None and page.shown is not None:
+            age = human_seconds(max(0.0, page.shown - row.files.saved))
+        values = {str(name): value for name, value in row.metrics.items()}
+        body.append(
+            (
+                f"[{row.index}]",
+                clean_line(row.name, 80) + (" ★ best" if row.best else ""),
+                UNKNOWN if row.step is None else format_count(row.step),
+                *(format_value(values[m]) if m in values else UNKNOWN for m in told),
+                human_bytes(None if row.files is None else row.files.size),
+                age,
+                _files(row),
             )
-            or "no metrics",
-            human_bytes(number(row.get("size"))),
-            bool(row.get("best")),
-            clean_line(row.get("code") or "", 400),
         )
-        for row in shown
+    cut = [
+        _cut(len(page.checkpoints) - len(rows), "earlier checkpoint"),
+        _cut(len(metrics) - len(told), "more metric"),
+        f"ages as of {format_moment(page.shown)}" if page.shown is not None else "",
     ]
-    return lines, _cut(len(rows) - len(lines), "earlier checkpoint")
+    return Table(
+        heads, body, " · ".join(c for c in cut if c), frozenset({2, *range(3, 5 + len(told))})
+    )
+
+
+def _files(row: CheckpointRow) -> str:
+    if row.files is None:
+        return UNKNOWN
+    names = [clean_line(name, 40) for name, _ in row.files.files[:MAX_FILES_NAMED]]
+    more = len(row.files.files) - len(names)
+    return (", ".join(names) or "none") + (f" and {more:,} more" if more > 0 else "")
+
+
+def load_lines(page: Page) -> list[tuple[str, str]]:
+    """Each shown checkpoint's line of code and what it loads; the best, else the last, first."""
+    rows = shown_checkpoints(page)
+    rows.sort(key=lambda row: (not row.best, -row.index))
+    return [
+        (
+            clean_line(row.code(), 600),
+            f"[{row.index}]"
+            + (" ★ best" if row.best else "")
+            + ("" if row.step is None else f", step {format_count(row.step)}"),
+        )
+        for row in rows
+    ]
+
+
+def environment_table(page: Page) -> Table:
+    """Where the run ran and with what: devices, nodes, versions, the cell and its hash."""
+    record = page.record
+    workers = mappings(record.get("workers"))
+    devices: dict[str, int] = {}
+    for worker in workers:
+        device = _known(worker.get("device"), 60)
+        devices[device] = devices.get(device, 0) + 1
+    nodes = dict.fromkeys(
+        clean_line(node, 60) for w in workers if (node := w.get("node") or w.get("ip"))
+    )
+    told = list(devices.items())[:MAX_DEVICES]
+    size = workers_of(record)
+    rows = [
+        ("world size", UNKNOWN if size is None else str(size)),
+        (
+            "devices",
+            ", ".join(f"{count} × {device}" for device, count in told)
+            + (f" and {len(devices) - len(told):,} other kinds" if len(devices) > len(told) else "")
+            or UNKNOWN,
+        ),
+        (
+            "nodes",
+            (", ".join(list(nodes)[:MAX_DEVICES]) or UNKNOWN)
+            + (f" and {len(nodes) - MAX_DEVICES:,} more" if len(nodes) > MAX_DEVICES else ""),
+        ),
+        *((name, version) for name, version in _versions(page)),
+    ]
+    if told_hash := source_hash(page):
+        label = clean_line(record.get("label") or "", 40)
+        rows.append(("code", f"{label + ', ' if label else ''}sha256 {told_hash}"))
+    return Table(("", ""), rows)
+
+
+def source_hash(page: Page) -> str:
+    """The first 16 digits of the SHA-256 of the cell's code; nothing where it isn't recorded."""
+    source = page.record.get("source")
+    if not isinstance(source, str) or not source:
+        return ""
+    return hashlib.sha256(source.encode("utf-8", "replace")).hexdigest()[:16]
 
 
 @dataclass
@@ -459,8 +562,12 @@ def stored_at(page: Page) -> str:
 
 def versions_line(page: Page) -> str:
     """``Python 3.11.7 · Ray 2.60.0 · …`` as the record has them."""
+    return " · ".join(f"{name} {version}" for name, version in _versions(page))
+
+
+def _versions(page: Page) -> list[tuple[str, str]]:
     versions = mapping(page.record.get("versions"))
-    return " · ".join(f"{clean_line(k, 30)} {_json(v, 40)}" for k, v in list(versions.items())[:16])
+    return [(clean_line(k, 30), json_text(v, 40)) for k, v in list(versions.items())[:16]]
 
 
 def note_text(page: Page) -> str:

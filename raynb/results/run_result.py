@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import posixpath
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -15,27 +15,45 @@ import pyarrow.fs as pafs
 from ray.train import Result
 
 from raynb.engine.collector import TERMINAL
+from raynb.engine.spec import without_secrets
 from raynb.errors import OptionError, TrainingError
+from raynb.results.chart import MAX_LINES, chart_png, draw_lines
+from raynb.results.checkpoints import CheckpointRow, Listing, checkpoint_rows
 from raynb.results.curves import (
+    Curve,
     NanRows,
     curves_of,
     default_metric,
     frame_with_nans,
     last_texts,
+    last_values,
     metric_names,
 )
-from raynb.results.page import Page, duration_of, parse_best, state_of, workers_of
+from raynb.results.mount import mount
+from raynb.results.page import (
+    Page,
+    duration_of,
+    parse_best,
+    shown_checkpoints,
+    state_of,
+    workers_of,
+)
 from raynb.results.static import bundle
-from raynb.results.text import clean, clean_line, format_value, mapping, mappings, number, plural
+from raynb.results.text import (
+    UNKNOWN,
+    clean,
+    clean_line,
+    format_value,
+    mapping,
+    mappings,
+    number,
+    plural,
+)
 from raynb.telemetry.history import concat, to_frame
 from raynb.telemetry.units import human_seconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-#: What a saved PyTorch state is usually called.
-_TORCH_SUFFIXES = (".pt", ".pth", ".bin")
-_MAX_FILES_NAMED = 5
 
 
 def _no_history() -> pd.DataFrame:
@@ -59,14 +77,22 @@ class RunResult(Result):
         seconds), then one a metric; NaN where a record does not have it.
     record : dict
         The content of the run's ``raynb/record.json``.
+    uri : str
+        The run's directory as a path or URI that :func:`raynb.open` takes.
+    written : float or None
+        UNIX time at which a run that did not tell its end last wrote to storage.
     """
 
     name: str = ""
     history: pd.DataFrame = field(default_factory=_no_history)
     record: dict[str, Any] = field(default_factory=dict)
+    uri: str = ""
+    written: float | None = None
     #: Where the history's NaN was logged; without it a diverged loss would look absent.
     _nan_rows: NanRows = field(default_factory=dict)
-    _note: str = ""
+    _notes: list[str] = field(default_factory=list)
+    _listing: Listing = field(default_factory=Listing)
+    _live: str = ""
 
     @classmethod
     def of(
@@ -78,6 +104,7 @@ class RunResult(Result):
         error: BaseException | None = None,
         filesystem: pafs.FileSystem | None = None,
         path: str = "",
+        uri: str = "",
     ) -> RunResult:
         """Join Ray's result and raynb's record.
 
@@ -97,6 +124,8 @@ class RunResult(Result):
             The storage's filesystem; the local one when not given.
         path : str
             The run's directory on that filesystem.
+        uri : str
+            The same as a path or URI that tells the filesystem too; ``path`` when not given.
         """
         note = ""
         fields: dict[str, Any] = {
@@ -122,18 +151,22 @@ class RunResult(Result):
             name=str(record.get("name") or posixpath.basename(path.rstrip("/"))),
             history=history,
             record=record,
+            uri=uri or str(fields["path"]),
             _nan_rows=nan_rows,
-            _note=note,
+            _notes=[note] if note else [],
         )
 
     @property
     def state(self) -> str:
-        """``finished``, ``failed`` or ``stopped``; ``running`` while nothing says how it ended."""
+        """``finished``, ``failed`` or ``stopped``; ``running`` while nothing says how it ended,
+        ``unknown`` where there is no record of the run."""
         state = str(self.record.get("state"))
         if state in TERMINAL:
             return state
         # A supervisor that died could not write how the run ended.
-        return "running" if self.error is None else "failed"
+        if self.error is not None:
+            return "failed"
+        return "running" if "state" in self.record else "unknown"
 
     @property
     def duration(self) -> float | None:
@@ -144,6 +177,103 @@ class RunResult(Result):
     def num_workers(self) -> int | None:
         """Workers of the run, the last group's where it was elastic; None when it got none."""
         return workers_of(self.record)
+
+    @property
+    def checkpoints(self) -> pd.DataFrame:
+        """The kept checkpoints in Ray's order.
+
+        Columns ``index`` (in ``best_checkpoints``), ``name``, ``step``, ``best``, ``size`` in
+        bytes, ``saved`` (UNIX seconds), ``files``, ``code`` (the line that loads it), then one a
+        reported metric. What isn't known is None or NaN.
+        """
+        columns = ("index", "name", "step", "best", "size", "saved", "files", "code")
+        rows = [
+            {
+                "index": row.index,
+                "name": row.name,
+                "step": row.step,
+                "best": row.best,
+                "size": None if row.files is None else row.files.size,
+                "saved": None if row.files is None else row.files.saved,
+                "files": None if row.files is None else [name for name, _ in row.files.files],
+                "code": row.code(),
+                **{str(k): v for k, v in row.metrics.items() if str(k) not in columns},
+            }
+            for row in self._checkpoint_rows()
+        ]
+        return pd.DataFrame(rows) if rows else pd.DataFrame(columns=list(columns))
+
+    def _checkpoint_rows(self) -> list[CheckpointRow]:
+        return checkpoint_rows(
+            self.best_checkpoints or (),
+            best=parse_best(mapping(self.record.get("options")).get("best")),
+            uri=without_secrets(self.uri),
+            history=self.history,
+            listing=self._listing,
+        )
+
+    def curves(self, metrics: Sequence[str] | None = None) -> list[Curve]:
+        """The history as curves; see :func:`raynb.results.curves.curves_of`."""
+        return curves_of(self.history, self._nan_rows, metrics=metrics)
+
+    def last_of(self, metric: str | None) -> str:
+        """The mean over ranks of a metric's last values, to show."""
+        values = (
+            []
+            if metric is None or metric not in metric_names(self.history)
+            else list(last_values(self.curves([metric]), metric).values())
+        )
+        return format_value(sum(values) / len(values)) if values else UNKNOWN
+
+    def add_notes(self, *notes: str) -> None:
+        """Remarks for the display, such as what could not be read."""
+        self._notes += [note for note in notes if note]
+
+    def load(
+        self,
+        which: str | int | None = None,
+        into: Any = None,
+        *,
+        file: str | None = None,
+        key: str | None = None,
+        map_location: Any = "cpu",
+        strict: bool = True,
+        trusted: bool = False,
+        loader: str | None = None,
+    ) -> Any:
+        """Load one of the run's checkpoints; see :func:`raynb.load_checkpoint`.
+
+        Parameters
+        ----------
+        which : str or int, optional
+            ``"best"`` (by the run's ``--best``), ``"latest"``, ``"METRIC:min"`` or
+            ``"METRIC:max"``, or an index of ``best_checkpoints``. Without it the best one where
+            the run was started with ``--best``, else the latest.
+        into : torch.nn.Module or other object with ``load_state_dict``, optional
+        file, key, map_location, strict, trusted, loader
+            As for :func:`raynb.load_checkpoint`.
+
+        Returns
+        -------
+        object
+            ``into``, or without it what the checkpoint holds.
+
+        Raises
+        ------
+        CheckpointError
+        """
+        from raynb.results.loaders import checkpoint_of, load_checkpoint
+
+        return load_checkpoint(
+            checkpoint_of(self, which),
+            into,
+            file=file,
+            key=key,
+            map_location=map_location,
+            strict=strict,
+            trusted=trusted,
+            loader=loader,
+        )
 
     # -- display ---------------------------------------------------------------------------------
 
@@ -177,8 +307,6 @@ class RunResult(Result):
         OptionError
             When a metric, rank or ``x`` does not exist.
         """
-        from raynb.results.chart import MAX_LINES, draw_lines
-
         known = metric_names(self.history)
         if metrics is None:
             first = default_metric(known)
@@ -216,18 +344,28 @@ class RunResult(Result):
         return ax
 
     def _page(self) -> Page:
-        best = parse_best(mapping(self.record.get("options")).get("best"))
-        checkpoints, unread = _checkpoint_rows(self.best_checkpoints or (), best)
-        notes = [self._note, self._why_no_metrics(), unread]
+        rows = self._checkpoint_rows()
+        unread = [f"{clean_line(r.name, 80)} can't be read: {r.error}" for r in rows if r.error]
+        notes = [*self._notes, self._still_running(), self._why_no_metrics(), *unread[:1]]
+        state = "running_or_lost" if self.state == "running" else self.state
         return Page(
-            self.record | {"name": self.name, "state": self.state} | self._error_in_record(),
-            curves=curves_of(self.history, self._nan_rows),
+            self.record | {"name": self.name, "state": state} | self._error_in_record(),
+            curves=self.curves(),
             texts=last_texts(self.history),
-            checkpoints=checkpoints,
+            checkpoints=rows,
             events=mappings(self.record.get("events")),
             note="\n".join(note for note in notes if note),
-            path=str(self.path),
+            path=without_secrets(self.uri or str(self.path)),
+            shown=time.time(),
         )
+
+    def _still_running(self) -> str:
+        if self.state != "running":
+            return ""
+        ago = "at a time that isn't known"
+        if self.written is not None:
+            ago = f"{human_seconds(max(0.0, time.time() - self.written))} before this display"
+        return f"The run did not write how it ended. It last wrote to storage {ago}."
 
     def _error_in_record(self) -> dict[str, Any]:
         """The error for the page, also when the record was written before it came."""
@@ -287,12 +425,52 @@ class RunResult(Result):
             lines.append(f"  checkpoints  {kept} kept, the latest is {clean_line(latest, 80)}")
         else:
             lines.append("  checkpoints  none")
-        lines.append(f"  path         {clean_line(self.path, 500)}")
+        where = without_secrets(self.uri or str(self.path))
+        lines.append(f"  path         {clean_line(where, 500)}")
         return lines
+
+    def _controls(self) -> dict[str, Any]:
+        """Widgets for the places of the display, in a live notebook."""
+        from IPython.core.getipython import get_ipython
+
+        from raynb.results.controls import curve_chooser, load_places
+
+        page = self._page()
+        namespace = getattr(get_ipython(), "user_ns", {})
+        places = load_places(shown_checkpoints(page), self.uri, namespace)
+        metric = page.metric
+        if metric is not None:
+            places["curves"] = curve_chooser(
+                page.metrics,
+                metric,
+                lambda name, x: chart_png(page.curves, name, mode=page.mode_of(name), x=x),
+            )
+        return places
+
+    def controls(self) -> Any:
+        """The controls that the display of a result shows in a live notebook, by themselves.
+
+        For front ends that show widgets in outputs alone, such as VS Code.
+
+        Returns
+        -------
+        ipywidgets.VBox
+        """
+        import ipywidgets as widgets
+
+        places = self._controls()
+        lines = []
+        for row in shown_checkpoints(self._page()):
+            name = widgets.Label(f"[{row.index}] {clean_line(row.name, 80)}")
+            lines.append(widgets.HBox([places[f"load-{row.index}"], name]))
+        rest = [places[name] for name in ("load", "curves") if name in places]
+        return widgets.VBox([*lines, *rest])
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
         try:
-            return bundle(self._page())
+            page = self._page()
+            self._live = page.live = mount(self._live, self._controls)
+            return bundle(page)
         except Exception as error:
             told = f"The full display can't be made: {type(error).__name__}: {error}"
             return {"text/plain": f"{self!r}\n{told}"}
@@ -319,71 +497,4 @@ def _error_of(record: Mapping[str, Any]) -> TrainingError:
         str(error.get("title") or record.get("message") or "the run failed"),
         detail=str(error.get("text") or ""),
         rank=None if rank is None else int(rank),
-    )
-
-
-def _checkpoint_rows(
-    checkpoints: Sequence[tuple[Any, Mapping[str, Any]]], best: tuple[str, str] | None
-) -> tuple[list[dict[str, Any]], str]:
-    """Rows for the page, and a note when a checkpoint can't be read."""
-    rows = []
-    unread = ""
-    for index, (checkpoint, metrics) in enumerate(checkpoints):
-        path = str(checkpoint.path).rstrip("/")
-        size: int | None = None
-        code = ""
-        try:
-            infos = _files(checkpoint.filesystem, path)
-        except Exception as error:
-            unread = unread or (
-                f"{clean_line(posixpath.basename(path), 80)} can't be read: "
-                f"{type(error).__name__}: {clean_line(error, 200)}"
-            )
-        else:
-            size = sum(info.size or 0 for info in infos)
-            names = sorted(info.path[len(path) :].lstrip("/") for info in infos)
-            code = _load_line(index, names)
-        rows.append(
-            {
-                "index": index,
-                "name": posixpath.basename(path),
-                "metrics": dict(metrics or {}),
-                "size": size,
-                "best": False,
-                "code": code,
-            }
-        )
-    if best is not None:
-        metric, mode = best
-        scored = [
-            (value, row)
-            for row in rows
-            if (value := number(mapping(row["metrics"]).get(metric))) is not None
-            and value == value  # NaN is no best
-        ]
-        if scored:
-            choose = max if mode == "max" else min
-            choose(scored, key=lambda pair: pair[0])[1]["best"] = True
-    return rows, unread
-
-
-def _files(filesystem: pafs.FileSystem, path: str) -> list[pafs.FileInfo]:
-    # A missing directory raises, so that it reads "n/a" and not "0 B".
-    infos = filesystem.get_file_info(pafs.FileSelector(path, recursive=True))
-    return [info for info in infos if info.type == pafs.FileType.File]
-
-
-def _load_line(index: int, names: Sequence[str]) -> str:
-    """Code that loads the checkpoint with torch, or the names of its files."""
-    saved = [n for n in names if n.lower().endswith(_TORCH_SUFFIXES)]
-    if not saved:
-        shown = ", ".join(names[:_MAX_FILES_NAMED]) or "none"
-        more = len(names) - _MAX_FILES_NAMED
-        return f"# files: {shown}" + (f" and {more:,} more" if more > 0 else "")
-    # The state of the model first, where there are others, such as the optimizer's.
-    name = min(saved, key=lambda n: ("model" not in n.lower(), n))
-    return (
-        f"with result.best_checkpoints[{index}][0].as_directory() as d: "
-        f"state = torch.load(os.path.join(d, {json.dumps(name)}), "
-        'map_location="cpu", weights_only=True)'
     )

@@ -17,15 +17,18 @@ from raynb.results.page import (
     best_line,
     capture_table,
     capture_title,
-    checkpoint_lines,
+    checkpoint_table,
     data_line,
     dropped_line,
+    environment_table,
     error_box,
     event_rows,
     head_facts,
+    load_lines,
     metric_table,
     note_text,
     option_rows,
+    shown_checkpoints,
     state_of,
     stored_at,
     versions_line,
@@ -44,7 +47,8 @@ _MAX_PRE = 30_000
 _MAX_SOURCE = 8_000
 _MAX_CHART = 60_000
 _DROPPED_FIRST = (
-    "events", "source", "captured names", "options", "checkpoints", "workers", "hints", "chart",
+    "events", "source", "environment", "captured names", "options", "checkpoints", "workers",
+    "hints", "chart",
 )  # fmt: skip
 
 # Only inline styles survive GitHub and nbconvert, and no colour may rely on the page's: the text
@@ -92,6 +96,7 @@ def render_html(page: Page, png: bytes | None = None) -> str:
         "checkpoints": _checkpoints(page),
         "captured names": _folded(capture_title(page), _table(capture_table(page))),
         "options": _folded("all options", _all_options(page)),
+        "environment": _folded("environment", _table(environment_table(page))),
         "source": _folded("source of the cell", _source(page)),
         "events": _events(page),
         "foot": _foot(page),
@@ -199,6 +204,11 @@ def _chart(page: Page, png: bytes | None) -> str:
     if len(data) > _MAX_CHART * 4 // 3:
         return _p("The chart is too large for this page.", _MUTED)
     alt = escape(chart_alt(page.curves, metric))
+    return place(page.live, "curves", picture(data, alt))
+
+
+def picture(data: str, alt: str) -> str:
+    """A chart's image, from base64; ``alt`` is escaped already."""
     return (
         f'<img alt="{alt}" src="data:image/png;base64,{data}" width="720" '
         'style="display:block;max-width:100%;height:auto;margin:8px 0;background:#fff;'
@@ -206,12 +216,18 @@ def _chart(page: Page, png: bytes | None) -> str:
     )
 
 
+def place(live: str, name: str, inner: str = "") -> str:
+    """HTML that a live kernel puts controls in the place of; as it is where there is none."""
+    return f'<div class="raynb-{live}-{name}">{inner}</div>' if live else inner
+
+
 # JupyterLab pads, aligns and stripes tables by itself: each cell says its own.
 _CELL = "padding:1px 10px 1px 0;border:0;vertical-align:top"
 
 
-def _row(cells: Sequence[str], table: Table, tag: str) -> str:
-    parts = []
+def _row(cells: Sequence[str], table: Table, tag: str, first: str | None = None) -> str:
+    """A row of untrusted text; ``first`` is HTML of ours for a cell before the others."""
+    parts = [] if first is None else [f'<{tag} style="{_CELL}">{first}</{tag}>']
     for column, text in enumerate(cells):
         right = column in table.numeric
         style = f"{_CELL};text-align:{'right' if right else 'left'}"
@@ -225,14 +241,16 @@ def _row(cells: Sequence[str], table: Table, tag: str) -> str:
     return f'<tr style="background:transparent">{"".join(parts)}</tr>'
 
 
-def _table(table: Table | None, limit: int = _MAX_SECTION) -> str:
+def _table(
+    table: Table | None, limit: int = _MAX_SECTION, first: Sequence[str] | None = None
+) -> str:
     """A table whose rows stop at ``limit`` bytes, with the count of what was cut."""
     if table is None:
         return ""
     rows: list[str] = []
     size = 0
-    for row in table.rows:
-        html = _row(row, table, "td")
+    for k, row in enumerate(table.rows):
+        html = _row(row, table, "td", first[k] if first else None)
         size += len(html.encode())
         if size > limit:
             break
@@ -245,7 +263,7 @@ def _table(table: Table | None, limit: int = _MAX_SECTION) -> str:
     return (
         '<div style="overflow-x:auto"><table style="border-collapse:collapse;border:0;margin:6px 0;'
         f'font-size:12px"><thead style="border:0;border-bottom:{_LINE}">'
-        f"{_row(table.heads, table, 'th')}</thead>"
+        f"{_row(table.heads, table, 'th', '' if first else None)}</thead>"
         f"<tbody>{''.join(rows)}</tbody></table></div>{_p(cut, _MUTED)}"
     )
 
@@ -285,31 +303,38 @@ def _workers(page: Page) -> str:
 
 
 def _checkpoints(page: Page) -> str:
-    lines, cut = checkpoint_lines(page)
-    if not lines:
+    table = checkpoint_table(page)
+    if table is None:
         return ""
-    parts: list[str] = []
-    size = 0
-    for line in lines:
-        best = (
-            f'<span style="padding:0 6px;border-radius:8px;background:rgba({_TONES["good"]},.18);'
-            f'border:1px solid rgba({_TONES["good"]},.65)">★ best</span>'
-            if line.best
-            else ""
-        )
-        html = (
-            f'<div style="margin:6px 0 0">[{escape(line.index)}] <b>{escape(line.name)}</b> {best} '
-            f'<span style="{_MUTED}">{escape(line.size)} · {escape(line.metrics)}</span></div>'
-            f'<pre style="{_PRE_STYLE};{_MONO};font-size:11px">{escape(line.code)}</pre>'
-        )
-        size += len(html.encode())
-        if size > _MAX_SECTION:
-            cut = f"{plural(len(lines) - len(parts), 'more checkpoint')} left out here"
-            break
-        parts.append(html)
+    rows = shown_checkpoints(page)
+    # Before the long names, where they are seen on a narrow page too.
+    buttons = [place(page.live, f"load-{row.index}") for row in rows] if page.live else None
     return (
         f'<div style="margin:8px 0;padding-top:4px;border-top:{_LINE}">'
-        f"<b>Checkpoints</b>{''.join(parts)}{_p(cut, _MUTED)}</div>"
+        f"<b>Checkpoints</b>{_table(table, first=buttons)}"
+        f"{place(page.live, 'load')}{_load_code(page)}</div>"
+    )
+
+
+def _load_code(page: Page) -> str:
+    """The lines that load the checkpoints: one open, the others folded."""
+    lines = [f"# {what}\n{code}" for code, what in load_lines(page)]
+    shown = _code("import raynb  " + lines[0])
+    size = 0
+    kept: list[str] = []
+    for line in lines[1:]:
+        size += len(escape(line).encode())
+        if size > _MAX_SECTION // 2:
+            kept.append(f"# {plural(len(lines) - 1 - len(kept), 'more line')} left out here")
+            break
+        kept.append(line)
+    return shown + _folded("load another", _code("\n".join(kept)) if kept else "")
+
+
+def _code(text: str) -> str:
+    return (
+        f'<pre style="{_PRE_STYLE};{_MONO};font-size:11px;padding:4px 8px;border-radius:4px;'
+        f'background:rgba(128,128,128,.1)">{escape(text)}</pre>'
     )
 
 
@@ -381,14 +406,9 @@ def render_text(page: Page) -> str:
     lines += _text_block("", worker_table(page), OPEN_WORKERS)
     data = data_line(page)
     lines += [data] if data else []
-    checkpoints, cut = checkpoint_lines(page)
-    if checkpoints:
-        lines += ["", "checkpoints"]
-    for line in checkpoints:
-        star = " ★ best" if line.best else ""
-        lines.append(f"  [{line.index}] {line.name}{star} · {line.size} · {line.metrics}")
-        lines += [f"      {line.code}"] if line.code else []
-    lines += [f"  … {cut}"] if cut else []
+    if (checkpoints := checkpoint_table(page)) is not None:
+        lines += _text_block("checkpoints", checkpoints, len(checkpoints.rows))
+        lines += ["", *(f"  {code}  # {what}" for code, what in load_lines(page)[:1])]
     changed, _ = option_rows(page)
     if changed:
         lines += ["", "options: " + ", ".join(f"{key} = {value}" for key, value in changed)]
@@ -420,6 +440,51 @@ def _text_block(title: str, table: Table | None, most: int) -> list[str]:
     return lines + [f"  … {note}" for note in notes]
 
 
+# -- tables alone --------------------------------------------------------------------------------
+
+
+def render_table(title: str, table: Table, live: str = "") -> str:
+    """A table with a head line as one HTML fragment; everything escaped."""
+    return _wrap([place(live, "table", f"<b>{escape(title)}</b>{_table(table, MAX_HTML)}")])
+
+
+def text_table(title: str, table: Table) -> str:
+    """The same as plain text."""
+    return "\n".join([title, *_text_block("", table, len(table.rows))[1:]])
+
+
+def comparison_bundle(
+    title: str,
+    summary: Table,
+    options: Table,
+    diff: str,
+    png: bytes | None,
+    metric: str | None,
+    note: str = "",
+    live: str = "",
+) -> dict[str, str]:
+    """Several runs as a mime bundle: chart, how each ended, in what they differ."""
+    same = "The runs have the same options."
+    parts = [f"<b>{escape(title)}</b>", _p(note, _MUTED)]
+    if png is not None:
+        alt = escape(f"Chart of {clean_line(metric, 80)}, a line a run")
+        parts.append(place(live, "curves", picture(base64.b64encode(png).decode(), alt)))
+    parts += [
+        _table(summary, 2 * _MAX_SECTION),
+        f'<div style="margin:8px 0 0;padding-top:4px;border-top:{_LINE}"><b>Differing options</b>'
+        + (_table(options, 4 * _MAX_SECTION) if options.rows else _p(same, _MUTED))
+        + "</div>",
+        _folded("difference of the code", _code(diff[:_MAX_PRE]) if diff else ""),
+    ]
+    text = [text_table(title, summary), "", text_table("differing options", options)]
+    if not options.rows:
+        text[-1] = same
+    out = {"text/plain": "\n".join(text), "text/html": _wrap(parts)}
+    if png is not None:
+        out["image/png"] = base64.b64encode(png).decode()
+    return out
+
+
 # -- bundles -------------------------------------------------------------------------------------
 
 
@@ -433,10 +498,8 @@ def bundle(page: Page) -> dict[str, str]:
     """
     png = None
     if page.metric is not None:
-        option = page.best_option
-        mode = option[1] if option and option[0] == page.metric else None
         try:
-            png = chart_png(page.curves, page.metric, mode=mode)
+            png = chart_png(page.curves, page.metric, mode=page.mode_of(page.metric))
         except Exception as error:
             # A picture must not take the numbers away.
             told = f"The chart can't be drawn: {type(error).__name__}: {error}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import time
@@ -147,3 +148,15 @@ def format_moment(seconds: object) -> str:
 def plural(count: int, what: str) -> str:
     """``1 rank``, ``2 ranks``."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def json_text(value: object, limit: int = 400) -> str:
+    """A value of the record on one line: text as it is, the rest as JSON."""
+    if value is None:
+        return "none"
+    if isinstance(value, str):
+        return clean_line(value, limit)
+    try:
+        return clean_line(json.dumps(value, ensure_ascii=False, default=str), limit)
+    except (TypeError, ValueError, RecursionError):
+        return clean_line(value, limit)

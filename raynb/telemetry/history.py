@@ -344,3 +344,27 @@ def read_history(filesystem: pafs.FileSystem, directory: str, upto: float = math
         with contextlib.suppress(FileNotFoundError):  # merged while this read them
             return _read(filesystem, directory, upto)
     return _read(filesystem, directory, upto)
+
+
+def salvage_history(filesystem: pafs.FileSystem, directory: str) -> tuple[pa.Table, list[str]]:
+    """Read what can be read of the parts under ``directory``.
+
+    Returns
+    -------
+    table : pyarrow.Table
+    unread : list of str
+        Each part that can't be read, and why.
+    """
+    with contextlib.suppress(Exception):
+        return read_history(filesystem, directory), []
+    whole: pa.Table = concat([])
+    unread = []
+    for part in _parts(filesystem, directory):
+        path = _path(directory, part)
+        try:
+            # Also a part of another form, which none would take, is left out.
+            whole = concat([whole, pq.read_table(path, filesystem=filesystem)])
+        except Exception as error:
+            why = str(error).partition("\n")[0][:160]
+            unread.append(f"{path.rpartition('/')[2]}: {why}")
+    return whole, unread

@@ -61,6 +61,11 @@ def log(metrics: Mapping[str, Any], step: float | None = None) -> None:
         print("raynb.log: not inside a raynb run, so nothing is recorded", file=sys.stderr)
 
 
+def resume_from() -> Any:
+    """The checkpoint of ``--resume`` for the run of this process; None without one."""
+    return None if _current is None else _current.link.resume
+
+
 @dataclass
 class Link:
     """What a worker needs to know of its run.
@@ -79,6 +84,8 @@ class Link:
         The notebook's directory; workers change to it where it exists.
     num_cpus : float
         CPUs that Ray gives each worker.
+    resume : ray.train.Checkpoint or None
+        What ``--resume`` named.
     """
 
     run: str
@@ -88,6 +95,7 @@ class Link:
     remote_log_dir: Any = None
     num_cpus: float = 1.0
     local: bool = False
+    resume: Any = None
 
 
 @dataclass

@@ -15,6 +15,7 @@ LAYERS = {
     "errors": 0,
     "_ray": 1,
     "telemetry": 2,
+    "weights": 2,
     "worker": 2,
     "engine": 3,
     "results": 4,

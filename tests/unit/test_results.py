@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import pickle
+import re
+import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,7 @@ import ray.train
 from raynb.engine.spec import RunSpec
 from raynb.errors import OptionError, TrainingError
 from raynb.results import run_result
+from raynb.results.checkpoints import best_index
 from raynb.results.curves import curves_of, frame_with_nans, last_values
 from raynb.results.run_result import RunResult
 from raynb.telemetry.events import Record, RecordBatch
@@ -160,35 +165,83 @@ def test_the_display_lists_checkpoints(ray_result: ray.train.Result) -> None:
     bundle = RunResult.of(ray_result, record=record(), history=table())._repr_mimebundle_()
     assert set(bundle) == {"text/plain", "text/html", "image/png"}
     text = bundle["text/plain"]
-    lines = [line for line in text.splitlines() if line.startswith("  [")]
+    lines = [line.split()[:-3] for line in text.splitlines() if line.startswith("  [")]
+    # index, name, step (of the history's only record with this metric), metric, size
     assert lines == [
-        "  [0] checkpoint_000000 · 2.0 kiB · acc NaN",
-        "  [1] checkpoint_000001 · 2.0 kiB · acc 0.5",
-        "  [2] checkpoint_000002 ★ best · 2.0 kiB · acc 0.9",
+        ["[0]", "checkpoint_000000", "n/a", "NaN", "2.0", "kiB"],
+        ["[1]", "checkpoint_000001", "n/a", "0.5", "2.0", "kiB"],
+        ["[2]", "checkpoint_000002", "★", "best", "n/a", "0.9", "2.0", "kiB"],
     ]
-    assert "best_checkpoints[1][0].as_directory()" in text
+    path = ray_result.best_checkpoints[2][0].path
+    assert f'weights = raynb.load_checkpoint("{path}")  # [2] ★ best' in text
+    assert "import raynb  # [2] ★ best\nweights = " in bundle["text/html"]
+    assert bundle["text/html"].count("raynb.load_checkpoint") == 3
+    assert "class=" not in bundle["text/html"], "no place for controls without a kernel"
     assert "metrics is None" not in text
 
 
-def test_the_line_that_loads_a_checkpoint_works(tmp_path: Path) -> None:
-    import os
+def test_the_checkpoints_as_a_frame(ray_result: ray.train.Result) -> None:
+    ray_result.best_checkpoints[1][1]["acc"] = 0.3  # as at step 3
+    result = RunResult.of(ray_result, record=record(), history=table())
+    frame = result.checkpoints
+    assert frame["name"].tolist() == [f"checkpoint_00000{k}" for k in range(3)]
+    assert frame["best"].tolist() == [False, False, True]
+    assert frame["size"].tolist() == [2048] * 3
+    assert frame["files"].tolist() == [["model.pt"]] * 3
+    assert math.isnan(frame["step"][0]) and frame["step"][1] == 3
+    assert frame["acc"].tolist()[1:] == [0.3, 0.9]
+    assert (abs(frame["saved"] - time.time()) < 60).all()
 
-    import torch
 
-    directory = tmp_path / "checkpoint_000000"
-    (directory / 'we"ird').mkdir(parents=True)
-    torch.save({"w": torch.ones(2)}, directory / 'we"ird' / "model.pth")
-    torch.save({}, directory / "a_optimizer.pt")
-    kept = ray.train.Checkpoint(str(directory))
+def test_storage_is_listed_once(ray_result: ray.train.Result, tmp_path: Path) -> None:
+    result = RunResult.of(ray_result, record=record(), history=table())
+    first = result.checkpoints
+    for kept, _ in ray_result.best_checkpoints:
+        shutil.rmtree(kept.path)
+    pd.testing.assert_frame_equal(result.checkpoints, first)
+    unread = RunResult.of(ray_result, record=record(), history=table())
+    assert unread.checkpoints["size"].isna().all()
+
+
+@pytest.mark.parametrize(
+    ("metrics", "best", "found"),
+    [
+        ([{"a": 1}, {"a": 3}, {"a": 2}], ("a", "max"), 1),
+        ([{"a": 1}, {"a": 3}, {"a": 2}], ("a", "min"), 0),
+        ([{"e": {"a": 1}}, {"e": {"a": 3}}], ("e/a", "max"), 1),
+        ([{"e/a": 1}, {"e/a": 3}], ("e/a", "min"), 0),
+        ([{"a": math.nan}, {"a": "high"}, {}, None, {"a": True}, {"a": 1}], ("a", "min"), 5),
+        ([{"a": 1}], ("b", "min"), None),
+        ([{"a": 1}], None, None),
+        ([], ("a", "min"), None),
+    ],
+)
+def test_best_also_of_nested_and_absent_metrics(metrics: Any, best: Any, found: Any) -> None:
+    assert best_index(metrics, best) == found
+
+
+def test_a_step_is_told_only_where_it_is_sure() -> None:
+    twice = concat([table(), table(attempt=1)])  # a restart at the same steps: one step each
+    kept = [(ray.train.Checkpoint("/gone/checkpoint_0"), {"acc": 0.3, "loss": 0.25}),
+            (ray.train.Checkpoint("/gone/checkpoint_1"), {"acc": 0.3, "loss": 7}),
+            (ray.train.Checkpoint("/gone/checkpoint_2"), {"phase": "warm"}),
+            (ray.train.Checkpoint("/gone/checkpoint_3"), None)]  # fmt: skip
+    ended = ray.train.Result(None, None, None, "/gone", best_checkpoints=kept)
+    steps = RunResult.of(ended, record=record(), history=twice).checkpoints["step"]
+    assert steps.fillna(-1).tolist() == [3, -1, -1, -1]
+    same = table(const=1.0).select(["rank", "attempt", "step", "time", "const"])
+    kept[:] = [(ray.train.Checkpoint("/gone/checkpoint_0"), {"const": 1.0})]
+    assert RunResult.of(ended, record=record(), history=same).checkpoints["step"].isna().all()
+
+
+def test_no_key_in_an_address_is_shown(ray_result: ray.train.Result) -> None:
     result = RunResult.of(
-        ray.train.Result(None, kept, None, str(tmp_path), best_checkpoints=[(kept, {})]),
-        record=record(),
-        history=table(),
+        ray_result, record=record(), history=table(), uri="s3://key:se%2Fcret@bucket/runs/demo?x=1"
     )
-    (row,) = result._page().checkpoints
-    names = {"result": result, "torch": torch, "os": os}
-    exec(row["code"], names)
-    assert names["state"]["w"].tolist() == [1, 1]
+    bundle = result._repr_mimebundle_()
+    for text in (bundle["text/plain"], bundle["text/html"], repr(result)):
+        assert "cret" not in text and "s3://bucket/runs/demo" in text
+    assert 'raynb.load_checkpoint("s3://bucket/runs/demo/checkpoint_000002?x=1")' in str(bundle)
 
 
 def test_without_option_best_none_is_marked(ray_result: ray.train.Result) -> None:
@@ -198,14 +251,26 @@ def test_without_option_best_none_is_marked(ray_result: ray.train.Result) -> Non
     assert "★" not in text
 
 
-def test_other_files_are_named(tmp_path: Path) -> None:
-    kept = checkpoint(tmp_path / "checkpoint_000000", "weights.safetensors")
-    page = RunResult.of(
+def test_many_files_are_counted(tmp_path: Path) -> None:
+    for name in ("b.json", "c/d.bin", "weights.safetensors", "a.txt", "z.txt"):
+        kept = checkpoint(tmp_path / "checkpoint_000000", name)
+    result = RunResult.of(
         ray.train.Result(None, kept, None, str(tmp_path), best_checkpoints=[(kept, {})]),
         record=record(),
         history=table(),
-    )._page()
-    assert page.checkpoints[0]["code"] == "# files: weights.safetensors"
+    )
+    assert "a.txt, b.json, c/d.bin and 2 more" in result._repr_mimebundle_()["text/html"]
+    assert result.checkpoints["size"].tolist() == [5 * 2048]
+
+
+def test_the_environment_and_the_code_with_its_hash(ray_result: ray.train.Result) -> None:
+    workers = [new_worker(0) | {"device": "Fast <CPU>", "node": "n1"}, new_worker(1)]
+    told = record(source="import torch", label="Cell In[3]", workers=workers,
+                  versions={"python": "3.11.7", "ray": "2.60.0"})  # fmt: skip
+    html = RunResult.of(ray_result, record=told, history=table())._repr_mimebundle_()["text/html"]
+    digest = hashlib.sha256(b"import torch").hexdigest()[:16]
+    for text in ("1 × Fast &lt;CPU&gt;, 1 × n/a", "n1", "2.60.0", f"Cell In[3], sha256 {digest}"):
+        assert text in html
 
 
 def test_metrics_none_is_explained(tmp_path: Path) -> None:
@@ -225,7 +290,7 @@ def test_no_display_raises_when_storage_or_all_else_is_broken(
     ray_result.best_checkpoints.append((gone, None))
     result = RunResult.of(ray_result, record=record(), history=table())
     text = result._repr_mimebundle_()["text/plain"]
-    assert "[3] checkpoint_000007 · n/a" in text
+    assert re.search(r"\[3\] +checkpoint_000007 +n/a +n/a +n/a +n/a +n/a", text)
     assert "can't be read" in text
 
     def broken(*_: object) -> None:

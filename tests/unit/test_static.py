@@ -14,6 +14,7 @@ import pytest
 
 from raynb.engine.spec import RunSpec
 from raynb.results import chart, static
+from raynb.results.checkpoints import CheckpointRow, Files
 from raynb.results.curves import Curve
 from raynb.results.page import Page, worker_table
 from raynb.results.text import clean, cut_middle, format_value
@@ -101,12 +102,12 @@ def evil_page() -> Page:
     )
     content["name"] = content["state"] = EVIL
     content["options"] = {**evil(content["options"]), "config": EVIL, "name": EVIL}
-    row = {"index": EVIL, "name": EVIL, "metrics": {EVIL: EVIL}, "size": EVIL, "code": EVIL}
+    row = CheckpointRow(0, EVIL, EVIL, 3, {EVIL: EVIL}, True, Files(((EVIL, 2),), START))
     return Page(
         content,
         curves=[curve(metric=EVIL), curve(1, metric=EVIL)],
         texts={EVIL: EVIL},
-        checkpoints=[{**row, "best": True}],
+        checkpoints=[row],
         events=[{"t": 1, "level": EVIL, "text": EVIL}],
         note=EVIL,
         path=EVIL,
@@ -146,8 +147,9 @@ def test_what_is_unknown_reads_na_and_never_zero() -> None:
     assert worker_table(Page(record(workers=[new_worker(0)]))).rows == [  # type: ignore[union-attr]
         ("0", "starting", "n/a", "n/a", "n/a", "n/a")
     ]
-    rows = [{"index": 0, "name": "c", "metrics": {}, "size": None, "best": False, "code": ""}]
-    assert "n/a" in static.render_text(Page(record(), checkpoints=rows)).split("checkpoints")[1]
+    rows = [CheckpointRow(0, "c", "/c", None, {}, False, None)]
+    text = static.render_text(Page(record(), checkpoints=rows)).split("checkpoints")[1]
+    assert re.search(r"\[0\]  c +n/a   n/a  n/a  n/a\n", text)
 
 
 def test_the_state_is_said_in_words_and_the_error_in_full() -> None:
@@ -201,7 +203,7 @@ def test_html_is_bounded_and_counts_what_it_cut() -> None:
             shard_totals={f"{k}{big}": 3 for k in range(1_000)},
         ),
         curves=[curve(metric=f"{big}{k}") for k in range(300)],
-        checkpoints=[{"index": k, "name": big, "metrics": {big: 1.0}, "code": big}
+        checkpoints=[CheckpointRow(k, big, big, k, {big: 1.0}, False, Files(((big, 1),), START))
                      for k in range(500)],
         events=[{"t": 1, "level": "info", "text": big}] * 5_000,
         note=big,

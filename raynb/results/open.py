@@ -1,0 +1,174 @@
+"""``raynb.open``: a run's result again from its storage, in a fresh kernel."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import posixpath
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from raynb.engine.spec import RAYNB_DIR, absolute_storage, filesystem_of, without_secrets
+from raynb.errors import StorageError
+from raynb.results.run_result import RunResult
+from raynb.results.text import clean_line, plural
+from raynb.telemetry.history import concat, salvage_history
+
+#: What Ray Train keeps of a run's checkpoints, and with it the sign of a plain Ray run.
+SNAPSHOT = "checkpoint_manager_snapshot.json"
+_CHECKPOINT = "checkpoint_"
+_MAX_TOLD = 4
+
+
+def open(path: str | os.PathLike[str]) -> RunResult:
+    """Build a run's result from what lies on storage.
+
+    Parameters
+    ----------
+    path : str or path
+        The run's directory: a local path, or a URI such as ``s3://bucket/runs/demo``. A run of
+        plain Ray Train opens too, with what it has.
+
+    Returns
+    -------
+    RunResult
+        With the history of every rank, the record and the checkpoints. What can't be read is
+        left out and told in its display.
+
+    Raises
+    ------
+    StorageError
+        When the storage can't be read, or there is no run.
+    """
+    source = absolute_storage(path)
+    filesystem, inner = filesystem_of(source)
+    inner = inner.rstrip("/")
+    names = _names_in(filesystem, inner, source)
+    record, told = load_record(filesystem, inner)
+    if record is None and not told and SNAPSHOT not in names and RAYNB_DIR not in names:
+        raise _no_run(filesystem, inner, source, names)
+    notes = [told]
+    history: pa.Table = concat([])
+    if RAYNB_DIR in names:
+        try:
+            history, unread = salvage_history(filesystem, f"{inner}/{RAYNB_DIR}/history")
+        except Exception as error:
+            unread = [f"history: {type(error).__name__}: {clean_line(error, 200)}"]
+        notes.append(_unread_note(unread, history.num_rows, record))
+    else:
+        notes.append("A run of plain Ray Train: there is no raynb record, and no history.")
+    if SNAPSHOT not in names and any(name.startswith(_CHECKPOINT) for name in names):
+        notes.append(f"{SNAPSHOT} is missing: which checkpoints Ray kept isn't known.")
+    result = RunResult.of(
+        None,
+        record=record or {"name": posixpath.basename(inner)},
+        history=history,
+        filesystem=filesystem,
+        path=inner,
+        uri=source,
+    )
+    if result.state == "running":
+        result.written = last_written(filesystem, inner)
+    result.add_notes(*notes)
+    return result
+
+
+def load_record(filesystem: pafs.FileSystem, run_dir: str) -> tuple[dict[str, Any] | None, str]:
+    """A run's record, and why it can't be read where there is one that can't."""
+    path = f"{run_dir}/{RAYNB_DIR}/record.json"
+    try:
+        with filesystem.open_input_stream(path) as stream:
+            record = json.loads(stream.read())
+    except FileNotFoundError:
+        return None, ""
+    except (OSError, ValueError) as error:
+        why = f"{type(error).__name__}: {clean_line(error, 200)}"
+        return None, f"The run's record can't be read ({why}): options and workers aren't known."
+    if not isinstance(record, dict):
+        return None, "The run's record holds no JSON object: options and workers aren't known."
+    return record, ""
+
+
+def last_written(filesystem: pafs.FileSystem, run_dir: str) -> float | None:
+    """UNIX time at which the run last wrote something of raynb's; None when it isn't known."""
+    try:
+        infos = filesystem.get_file_info(
+            pafs.FileSelector(f"{run_dir}/{RAYNB_DIR}", recursive=True)
+        )
+    except OSError:
+        return None
+    times = [i.mtime.timestamp() for i in infos if i.type == pafs.FileType.File and i.mtime]
+    return max(times, default=None)
+
+
+def names_below(filesystem: pafs.FileSystem, path: str) -> list[str]:
+    """Names of what lies directly in a directory."""
+    return [info.base_name for info in filesystem.get_file_info(pafs.FileSelector(path))]
+
+
+def unreadable(source: str, error: Exception) -> StorageError:
+    """The error for storage that can't be read."""
+    return StorageError(
+        f"the storage {without_secrets(source)} can't be read: {error}",
+        hint="check the address, the credentials and that this machine reaches it"
+        if "://" in source
+        else "check the path and its permissions",
+    )
+
+
+def _names_in(filesystem: pafs.FileSystem, inner: str, source: str) -> list[str]:
+    try:
+        kind = filesystem.get_file_info(inner).type
+        if kind == pafs.FileType.Directory:
+            return names_below(filesystem, inner)
+    except Exception as error:
+        raise unreadable(source, error) from error
+    shown = without_secrets(source)
+    if kind == pafs.FileType.File:
+        raise StorageError(f"{shown} is a file", hint="give the run's directory")
+    parent, name = posixpath.split(inner)
+    hint = "raynb.runs(storage_path) lists the runs of a storage path"
+    try:
+        near = difflib.get_close_matches(name, names_below(filesystem, parent), _MAX_TOLD)
+    except Exception:
+        near = []
+    if near:
+        hint = f"beside it {'lies' if len(near) == 1 else 'lie'} {', '.join(near)}"
+    raise StorageError(f"there is nothing at {shown}", hint=hint)
+
+
+def _no_run(filesystem: pafs.FileSystem, inner: str, source: str, names: list[str]) -> StorageError:
+    shown = without_secrets(source)
+    runs = []
+    for name in names[:200]:
+        marks = [f"{inner}/{name}/{RAYNB_DIR}/record.json", f"{inner}/{name}/{SNAPSHOT}"]
+        if any(i.type == pafs.FileType.File for i in filesystem.get_file_info(marks)):
+            runs.append(name)
+    if runs:
+        told = ", ".join(runs[:_MAX_TOLD]) + (", …" if len(runs) > _MAX_TOLD else "")
+        return StorageError(
+            f"{shown} is no run, but holds {plural(len(runs), 'run')}: {told}",
+            hint=f"raynb.runs({shown!r}) lists them; open one by its own path",
+        )
+    parent = posixpath.basename(inner)
+    if parent == RAYNB_DIR or parent.startswith(_CHECKPOINT):
+        return StorageError(
+            f"{shown} is part of a run and no run", hint="give the directory above it"
+        )
+    return StorageError(
+        f"{shown} is no run: it has neither {RAYNB_DIR}/record.json nor Ray's {SNAPSHOT}",
+        hint="give the directory that `result.path` told, or see raynb.runs(storage_path)",
+    )
+
+
+def _unread_note(unread: list[str], rows: int, record: dict[str, Any] | None) -> str:
+    if not unread:
+        return ""
+    told = "; ".join(unread[:_MAX_TOLD])
+    more = f"; and {len(unread) - _MAX_TOLD} more" if len(unread) > _MAX_TOLD else ""
+    of = (record or {}).get("rows")
+    known = f" of {of:,}" if isinstance(of, int) and of >= rows else ""
+    return f"Parts of the history can't be read ({told}{more}): {rows:,}{known} records are here."
