@@ -17,7 +17,7 @@ from raynb.engine.spec import RunSpec, write_record
 from raynb.errors import OptionError, StorageError
 from raynb.results.compare import Comparison
 from raynb.results.runs import RunsTable
-from raynb.telemetry.digest import new_worker
+from raynb.telemetry.rows import new_worker
 from raynb.telemetry.events import Record, RecordBatch
 from raynb.telemetry.history import HistoryWriter
 
