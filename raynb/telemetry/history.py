@@ -32,7 +32,7 @@ SPOOLED_FLUSH_S = 10.0
 #: run neither ends in a swarm of files nor is written anew all the time.
 MAX_PARTS = 64
 #: Parts that hold more rows together are not merged again, and rows that a merge holds at a time.
-MAX_MERGED_ROWS, MERGE_ROWS = 20_000_000, 200_000
+MAX_MERGED_ROWS, MERGE_ROWS = 20_000_000, 50_000
 #: Rows that wait for storage in memory; past them, they wait in local files.
 MAX_PENDING = 1_000_000
 
@@ -272,12 +272,14 @@ class HistoryWriter:
             for path in paths:
                 with pq.ParquetFile(path, filesystem=self._fs) as file:
                     for group in range(file.num_row_groups):
-                        some.append(file.read_row_group(group))
+                        # Each thread of a pool would keep memory after it.
+                        some.append(file.read_row_group(group, use_threads=False))
                         if sum(table.num_rows for table in some) >= MERGE_ROWS:
                             writer.write_table(_as(schema, some))
                             some = []
             if some:
                 writer.write_table(_as(schema, some))
+        pa.default_memory_pool().release_unused()
 
     def unwritten(self) -> tuple[pa.Table, int]:
         """What is not on storage after a last try, and the number of the next part.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import pyarrow.fs as pafs
+if TYPE_CHECKING:
+    import pyarrow.fs as pafs
 
 #: Lines kept a rank, and over all ranks where that is fewer a rank.
 MAX_LOG_LINES, MAX_ALL_LOG_LINES = 300, 12_000
@@ -61,6 +62,8 @@ def read_log(
     (bytes, bool) or None
         The content, and whether it is all of it; None when there is no such file.
     """
+    import pyarrow.fs as pafs  # workers import this module too, and read no files
+
     path = f"{directory}/{log_name(rank)}"
     info = filesystem.get_file_info(path)
     if info.type != pafs.FileType.File:

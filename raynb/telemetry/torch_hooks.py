@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import sys
 from collections import deque
@@ -35,8 +34,10 @@ def watch_steps(meter: StepMeter) -> Callable[[], None] | None:
         return None
 
     def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
-        with contextlib.suppress(Exception):  # training goes on whatever the optimizer is
+        try:  # noqa: SIM105
             meter.step(optimizer)
+        except Exception:
+            pass  # training goes on whatever the optimizer is
 
     handle = register(stepped)
     return lambda: handle.remove()
@@ -90,8 +91,10 @@ class PeerWait:
 
     # -- in the backward pass --------------------------------------------------------------------
 
+    # These run in each step: `try` is free where nothing is raised, suppress() is not.
+
     def _gradient(self, which: int, parameter: Any) -> None:
-        with contextlib.suppress(Exception):  # the backward pass goes on
+        try:
             if self._last < 0:
                 self._queue(self._ends)
             self._last = which
@@ -99,31 +102,41 @@ class PeerWait:
                 self._at = perf_counter()
             elif not self._learning:
                 self._at = _event()
+        except Exception:
+            pass  # the backward pass goes on
 
     def _ends(self) -> None:
         # DDP queues the end of its exchange at its last gradient, which may come after this was
         # queued: what is queued now comes after that.
-        with contextlib.suppress(Exception):
+        try:  # noqa: SIM105
             self._queue(self._exchanged)
+        except Exception:
+            pass
 
     def _exchanged(self) -> None:
-        with contextlib.suppress(Exception):
-            last, self._last = self._last, -1
-            at, self._at = self._at, None
-            self._unseen = 0
-            self._meter.passes += 1
-            if isinstance(at, float):
-                self._meter.synced += perf_counter() - at
-                self._meter.measured += 1
-            elif at is not None and len(self._pending) < MAX_PENDING:
-                end = _event()
-                if end is not None:
-                    self._pending.append((at, end))
-            if self._learning:
-                self._order.append(last)
-                if len(self._order) >= LEARN:
-                    self._learning = False
-                    self._watch([last])
+        try:  # noqa: SIM105
+            self._count()
+        except Exception:
+            pass
+
+    def _count(self) -> None:
+        now = perf_counter()
+        last, self._last = self._last, -1
+        at, self._at = self._at, None
+        self._unseen = 0
+        self._meter.passes += 1
+        if isinstance(at, float):
+            self._meter.synced += now - at
+            self._meter.measured += 1
+        elif at is not None and len(self._pending) < MAX_PENDING:
+            end = _event()
+            if end is not None:
+                self._pending.append((at, end))
+        if self._learning:
+            self._order.append(last)
+            if len(self._order) >= LEARN:
+                self._learning = False
+                self._watch([last])
 
     def _stepped(self) -> None:
         """Look again for the last gradient, where it does not come any more, as when frozen."""

@@ -266,7 +266,7 @@ def watch(notebook: Any, nothing_left: Callable[..., None]) -> Iterator[Callable
         one.run.stop()
     for one in started:
         one.run.wait(timeout=30)
-    nothing_left([w["pid"] for one in started for w in one.rows()])
+    nothing_left([w["pid"] for one in started for w in one.rows() if w["pid"] is not None])
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ def test_a_fault_brings_up_its_hint_and_no_other(
     faults = [(name, FAULTS[name]) for name in names]
     runs = [watch(name, fault.head, fault.body, fault.n) for name, fault in faults]
     for one in runs:
-        one.until(one.fault, 90)
+        one.until(one.fault, 150)
     for one in runs:
         fault = FAULTS[one.name]
         at = one.fault()
@@ -346,3 +346,30 @@ def test_a_healthy_run_brings_up_none(watch: Callable[..., Watched]) -> None:
     assert seen == {} and one.run.result.record["hints"] == []
     scale = one.run.result.record["scale"]
     assert scale == {"lr": 1e-3, "global_batch": 128.0}
+
+
+def test_the_batch_grew_and_the_learning_rate_did_not(notebook: Any) -> None:
+    cell = "%%distributed_train --local\n" + textwrap.dedent(
+        """
+        import time, torch, ray.train.torch, raynb
+        from torch.utils.data import DataLoader, TensorDataset
+        model = torch.nn.Linear(8, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loader = DataLoader(TensorDataset(torch.randn(9000, 8)), batch_size=BATCH)
+        end = time.time() + 2.5
+        for rows, in ray.train.torch.prepare_data_loader(loader):
+            optimizer.zero_grad()
+            model(rows).square().mean().backward()
+            optimizer.step()
+            time.sleep(0.05)
+            if time.time() > end:
+                break
+        """
+    )
+    kinds = []
+    for batch in (10, 10, 40):
+        notebook.run(cell.replace("BATCH", str(batch)))
+        kinds.append([hint["kind"] for hint in notebook["result"].record["hints"]])
+    assert kinds == [[], [], ["lr_scaling"]]
+    (hint,) = notebook["result"].record["hints"]
+    assert hint["level"] == "info" and "10 rows a step at learning rate 0.1" in hint["evidence"]

@@ -71,7 +71,9 @@ def test_children_count_and_may_die() -> None:
         assert sampler.sample()["util"] > 20  # this process slept, the child did not
     finally:
         child.kill()
-    gone = sampler.sample()  # not yet waited for: a zombie
+    while psutil.Process(child.pid).status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
+    gone = sampler.sample()  # not yet waited for
     child.wait()
     child.stdout.close()
     assert gone["mem_used"] < with_child["mem_used"] - 40_000_000
