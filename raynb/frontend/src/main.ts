@@ -13,13 +13,15 @@ import { decode } from "./decode";
 import { h, setText, show } from "./dom";
 import { plural } from "./format";
 import { changes, PanelState, type Changed } from "./model";
+import * as banner from "./panels/banner";
+import * as charts from "./panels/charts";
 import * as data from "./panels/data";
+import * as devices from "./panels/devices";
 import * as errorPanel from "./panels/error";
 import * as events from "./panels/events";
 import * as header from "./panels/header";
 import * as hints from "./panels/hints";
 import * as logs from "./panels/logs";
-import * as overview from "./panels/overview";
 import * as problems from "./panels/problems";
 import * as workers from "./panels/workers";
 import { saveFile } from "./save";
@@ -50,7 +52,9 @@ const VIEWS = [
   { name: "header", view: header, slow: false, tab: null },
   { name: "error", view: errorPanel, slow: false, tab: null },
   { name: "problems", view: problems, slow: false, tab: null },
-  { name: "overview", view: overview, slow: true, tab: "overview" },
+  { name: "banner", view: banner, slow: false, tab: "overview" },
+  { name: "charts", view: charts, slow: true, tab: "overview" },
+  { name: "devices", view: devices, slow: true, tab: "overview" },
   { name: "events", view: events, slow: false, tab: "overview" },
   { name: "workers", view: workers, slow: true, tab: "workers" },
   { name: "data", view: data, slow: true, tab: "data" },

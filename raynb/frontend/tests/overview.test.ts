@@ -355,13 +355,13 @@ describe("the vital signs", () => {
 describe("the banner", () => {
   it("shows the gravest hint that holds, with the way to all", () => {
     panel.say(snapshot({ hints: [hint({ level: "info", title: "by the way" })] }));
-    expect(panel.get(".rn-overview-view > div").hidden).toBe(true);
+    expect(panel.get(".rn-banner-view").hidden).toBe(true);
     panel.say(delta(2, { hints: [hint({ title: "slow data" }), hint({ id: "b", level: "error", title: "NaN" })] }));
     expect(panel.text(".rn-banner")).toBe("problemNaNwhat to do (and 1 more)");
     click(panel.get(".rn-banner button"));
     expect(panel.get('[role="tabpanel"][data-tab="hints"]').hidden).toBe(false);
     panel.get<HTMLButtonElement>('.rn-tab[data-tab="overview"]').click();
     panel.say(delta(3, { hints: [hint({ until: 1_060 })] }));
-    expect(panel.get(".rn-overview-view > div").hidden).toBe(true);
+    expect(panel.get(".rn-banner-view").hidden).toBe(true);
   });
 });

@@ -8,8 +8,9 @@ export function mount(root: HTMLElement, ctx: Context): View {
   const level = h("span", { class: "rn-badge" });
   const title = h("span", { class: "rn-banner-title" });
   const more = h("button", { attrs: { type: "button" } });
+  const line = h("div", {}, level, title, more);
   root.setAttribute("role", "status");
-  root.append(level, title, more);
+  root.append(line);
   root.hidden = true;
   more.addEventListener("click", () => ctx.open("hints"));
 
@@ -20,7 +21,7 @@ export function mount(root: HTMLElement, ctx: Context): View {
     show(root, first !== undefined);
     if (first === undefined) return;
     const grave = first.level === "error";
-    setAttr(root, "class", `rn-banner rn-banner-${first.level}`);
+    setAttr(line, "class", `rn-banner rn-banner-${first.level}`);
     const words = grave ? "problem" : "hint";
     if (level.textContent !== words) {
       level.className = `rn-badge rn-tone-${grave ? "bad" : "busy"}`;

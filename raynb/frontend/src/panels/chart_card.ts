@@ -23,6 +23,8 @@ export interface CardEvents {
 
 interface Value {
   line: PlotLine;
+  /** An end of the line's band, not of the line. */
+  edge: boolean;
   label: string;
   value: number;
   /** Beside the value: as it came, where it is smoothed. */
@@ -147,8 +149,8 @@ export class ChartCard {
     const own = values.filter(({ line }) => line.kind !== "median");
     const ranked = [...across, ...worstFirst(this.metric, own, ({ value }) => value)];
     const rows = ranked.slice(0, MAX_VALUES).map(
-      ({ line, label, value, more }): TooltipRow => ({
-        style: lineStyle(line, this.theme),
+      ({ line, edge, label, value, more }): TooltipRow => ({
+        style: edge ? bandStyle(line, this.theme) : lineStyle(line, this.theme),
         label,
         value: `${formatValue(value)}${more}`,
       }),
@@ -170,13 +172,17 @@ function valuesAt({ lines }: PlotData, at: Pointed): Value[] {
     if (value === null || value === undefined) return [];
     const raw = line.raw?.[index];
     const more = typeof raw === "number" ? `  (raw ${formatValue(raw)})` : "";
-    const own = { line, label: line.label, value, more };
+    const own = { line, edge: false, label: line.label, value, more };
     if (line.kind !== "median" || line.band === null) return [own];
     const [lo, hi] = [line.band[0][index], line.band[1][index]];
     const edge = (label: string, of: number | null | undefined): Value[] =>
-      typeof of === "number" ? [{ line, label, value: of, more: "" }] : [];
+      typeof of === "number" ? [{ line, edge: true, label, value: of, more: "" }] : [];
     return [...edge("largest", hi), { ...own, label: "median" }, ...edge("smallest", lo)];
   });
+}
+
+function bandStyle(line: PlotLine, theme: Theme): TooltipRow["style"] {
+  return { stroke: lineStyle(line, theme).fill, dash: [], width: 6 };
 }
 
 function xText(x: XAxis, at: number): string {

@@ -4,11 +4,13 @@
  * Query: scene=running|finished|failed|waiting|silent, ranks=N,
  * theme=light|dark|jupyter-light|jupyter-dark, steps=N (already done),
  * metrics=N, hz=N (messages a second; 0 stands still), width=PIXELS, tab=NAME,
- * lines=N (of output), hints=0 (none), device=cpu.
+ * lines=N (of output), hints=0 (none), device=cpu, measure=SECONDS (frame times,
+ * after three seconds to settle, to the console; charts=all opens every chart).
  */
 import { FakeModel } from "../fake_model";
 import { bands, event, run, series, type BandBucket, type Bucket, type Part } from "../messages";
 import { fleet, hints, lines, noise } from "./fleet";
+import { measureFrames } from "./frames";
 import panel from "../../../static/panel.js";
 
 const query = new URLSearchParams(location.search);
@@ -203,4 +205,16 @@ if (hz > 0 && scene === "running") {
     lineAt += fresh;
     model.emit({ v: 2, kind: "delta", seq, workers: workers(step), ...metrics, logs }, buffers);
   }, 1000 / hz);
+}
+
+const measure = Number(query.get("measure") ?? 0);
+if (measure > 0) {
+  setTimeout(() => {
+    if (query.get("charts") === "all") {
+      for (const button of el.querySelectorAll<HTMLElement>('.rn-metric[aria-pressed="false"]')) button.click();
+    }
+  }, 1_500);
+  setTimeout(() => {
+    void measureFrames(measure).then((frames) => console.log(`frames ${JSON.stringify(frames)}`));
+  }, 3_000);
 }
