@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.fs as pafs
 
-from raynb.engine.spec import absolute_storage, filesystem_of
+from raynb.engine.spec import absolute_storage, filesystem_of, join_storage, without_secrets
 from raynb.errors import CheckpointError, OptionError
 
 if TYPE_CHECKING:
@@ -43,8 +43,9 @@ def checkpoint_to_resume(source: Any) -> Checkpoint:
     if hasattr(source, "filesystem") and hasattr(source, "as_directory"):
         filesystem, path, shown = source.filesystem, source.path, str(source.path)
     elif isinstance(source, str | os.PathLike):
-        shown = absolute_storage(source)
-        filesystem, path = filesystem_of(shown)
+        address = absolute_storage(source)
+        filesystem, path = filesystem_of(address)
+        shown = without_secrets(address)
     else:
         raise OptionError(
             f"a run resumes from a RunResult, a ray.train.Checkpoint or a path, not from "
@@ -79,7 +80,7 @@ def _looked_at(filesystem: pafs.FileSystem, path: str, shown: str) -> str:
         if i.type == pafs.FileType.Directory and i.base_name.startswith("checkpoint_")
     )
     if older:  # a run's directory; Ray names checkpoints by their time
-        return _looked_at(filesystem, older[-1], f"{shown}/{posixpath.basename(older[-1])}")
+        return _looked_at(filesystem, older[-1], join_storage(shown, posixpath.basename(older[-1])))
     if not inside:
         raise CheckpointError(f"the checkpoint {shown} to resume from is empty")
     for file in files[:1]:

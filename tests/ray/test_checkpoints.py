@@ -17,6 +17,10 @@ import raynb
 from raynb.demo import Digits
 from raynb.errors import CheckpointError, OptionError, TrainingError, UnsafeCheckpointError
 
+from . import test_storage
+
+#: An S3 server on loopback.
+s3 = test_storage.s3
 pytestmark = pytest.mark.usefixtures("cluster")
 
 #: Real digits under DDP; the last epoch is spoilt, so that the best checkpoint is not the latest.
@@ -297,6 +301,18 @@ def test_sharded_models_and_plain_ones_go_on_from_each_other(notebook: Any) -> N
             again = start(notebook, "-n 2 --resume earlier", SHARDED, sharded=into)
             assert again.return_value[0] == pytest.approx(numbers)
             assert again.return_value[1:] == (4, {"names": ["a"]})
+
+
+def test_a_failure_on_s3_goes_on_from_there(notebook: Any, s3: str) -> None:
+    address = f"s3://key:secret@bucket/runs?endpoint_override={s3}&scheme=http"
+    options = f'-n 2 --storage-path "{address}" --max-failures 1 --best held_out:min'
+    result = start(notebook, options + " --name far", epochs=1, fail=True, tag="far")
+    assert result.return_value[:3] == [0, "far", 15]
+    best = min(m["held_out"] for _, m in result.best_checkpoints)
+    assert held_out(result.load(into=plain())) == pytest.approx(best, abs=1e-6)
+    again = start(notebook, f'-n 1 --resume "{address.replace("runs?", "runs/far?")}"', epochs=1)
+    assert again.return_value[:3] == [1, "far", 30]
+    assert "secret" not in again.record["options"]["resume"]
 
 
 def test_local_mode_saves_too(notebook: Any) -> None:
