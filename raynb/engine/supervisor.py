@@ -58,8 +58,15 @@ class Outcome:
     secondary: int
 
 
-@ray.remote(num_cpus=0, max_restarts=0, concurrency_groups={"ingest": 1, "watch": 8, "control": 4})
-class Supervisor:
+#: Options of a supervisor's actor.
+ACTOR: dict[str, Any] = {
+    "num_cpus": 0,
+    "max_restarts": 0,
+    "concurrency_groups": {"ingest": 1, "watch": 8, "control": 4},
+}
+
+
+class RunSupervisor:
     """Hosts one run. Workers call ``hello`` and ``ingest``, watchers ``poll``, kernels ``stop``."""
 
     def __init__(self, facts: RunFacts, env: Mapping[str, str]) -> None:
@@ -67,7 +74,7 @@ class Supervisor:
         os.environ.update(env)
         for name, value in RAY_DEFAULTS.items():
             os.environ.setdefault(name, value)
-        self._collector = Collector(facts)
+        self._collector = self._new_collector(facts)
         self._facts = facts
         self._controller: Any = None
         self._placement_group: Any = None
@@ -77,6 +84,9 @@ class Supervisor:
         self._outcome: Outcome | None = None
         self._asked = time.monotonic()
         self._collector.set_state("starting_workers", "starting Ray Train")
+
+    def _new_collector(self, facts: RunFacts) -> Collector:
+        return Collector(facts)
 
     # -- the kernel ------------------------------------------------------------------------------
 
@@ -271,6 +281,9 @@ class Supervisor:
                 os._exit(0)
 
 
+Supervisor = ray.remote(**ACTOR)(RunSupervisor)
+
+
 def _runs(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
@@ -304,4 +317,12 @@ def supervisor_name(run_name: str) -> str:
     return f"run:{run_name}"
 
 
-__all__ = ["NAMESPACE", "TERMINAL", "Outcome", "Supervisor", "supervisor_name"]
+__all__ = [
+    "ACTOR",
+    "NAMESPACE",
+    "TERMINAL",
+    "Outcome",
+    "RunSupervisor",
+    "Supervisor",
+    "supervisor_name",
+]

@@ -60,6 +60,10 @@ class TrainerMaker:
     link: Link
 
     def __call__(self) -> Any:
+        return watched(self.plain(), self.link, self.program)
+
+    def plain(self) -> Any:
+        """The trainer without telemetry."""
         import ray.train
         from ray.train.torch import TorchConfig, TorchTrainer
 
@@ -92,7 +96,7 @@ class TrainerMaker:
             scaling["resources_per_worker"] = spec.bundle
         if spec.accelerator_type:
             scaling["accelerator_type"] = spec.accelerator_type
-        trainer = TorchTrainer(
+        return TorchTrainer(
             self.fn,
             train_loop_config=dict(spec.config or {}),
             torch_config=torch_config,
@@ -100,7 +104,6 @@ class TrainerMaker:
             run_config=ray.train.RunConfig(**run_config),
             datasets=spec.datasets or None,
         )
-        return watched(trainer, self.link, self.program)
 
 
 @dataclass

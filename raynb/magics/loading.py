@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from raynb.magics import completion, train
+from raynb.magics import completion, train, tune
 from raynb.magics.config import RayNB
+
+NAMES = (train.NAME, tune.NAME)
 
 
 def load_ipython_extension(ip: Any) -> None:
@@ -20,9 +22,13 @@ def load_ipython_extension(ip: Any) -> None:
         return
     defaults = RayNB(parent=ip)
     ip.configurables.append(defaults)
-    ip.register_magics(train.TrainMagics(ip, defaults))
+    for magics in (train.TrainMagics, tune.TuneMagics):
+        ip.register_magics(magics(ip, defaults))
     ip.input_transformers_cleanup.append(lone_magic_line)
-    options = {train.NAME: train.TrainMagics.distributed_train.options}
+    options = {
+        train.NAME: train.TrainMagics.distributed_train.options,
+        tune.NAME: tune.TuneMagics.distributed_tune.options,
+    }
     ip.Completer.custom_matchers.append(completion.make_matcher(ip, options))
 
 
@@ -36,8 +42,10 @@ def unload_ipython_extension(ip: Any) -> None:
     """
     ip.configurables[:] = [c for c in ip.configurables if not isinstance(c, RayNB)]
     for kind in ("line", "cell"):
-        ip.magics_manager.magics[kind].pop(train.NAME, None)
-    ip.magics_manager.registry.pop(train.TrainMagics.__name__, None)
+        for name in NAMES:
+            ip.magics_manager.magics[kind].pop(name, None)
+    for magics in (train.TrainMagics, tune.TuneMagics):
+        ip.magics_manager.registry.pop(magics.__name__, None)
     ip.input_transformers_cleanup[:] = [
         t for t in ip.input_transformers_cleanup if t is not lone_magic_line
     ]
@@ -64,7 +72,7 @@ def lone_magic_line(lines: list[str]) -> list[str]:
     list of str
         The lines, with one ``%`` less where there is nothing but the magic line.
     """
-    start = f"%%{train.NAME}"
-    if len(lines) == 1 and lines[0].split()[:1] == [start] and lines[0].startswith(start):
+    starts = [f"%%{name}" for name in NAMES]
+    if len(lines) == 1 and lines[0].startswith("%%") and lines[0].split()[0] in starts:
         return [lines[0][1:]]
     return lines

@@ -23,7 +23,7 @@ _CHECKPOINT = "checkpoint_"
 _MAX_TOLD = 4
 
 
-def open(path: str | os.PathLike[str]) -> RunResult:
+def open(path: str | os.PathLike[str]) -> Any:
     """Build a run's result from what lies on storage.
 
     Parameters
@@ -34,9 +34,9 @@ def open(path: str | os.PathLike[str]) -> RunResult:
 
     Returns
     -------
-    RunResult
-        With the history of every rank, the record and the checkpoints. What can't be read is
-        left out and told in its display.
+    RunResult or TuneResult
+        With the history of every rank, the record and the checkpoints; of a search its trials.
+        What can't be read is left out and told in its display.
 
     Raises
     ------
@@ -62,7 +62,12 @@ def open(path: str | os.PathLike[str]) -> RunResult:
         notes.append("A run of plain Ray Train: there is no raynb record, and no history.")
     if SNAPSHOT not in names and any(name.startswith(_CHECKPOINT) for name in names):
         notes.append(f"{SNAPSHOT} is missing: which checkpoints Ray kept isn't known.")
-    result = RunResult.of(
+    kind: Any = RunResult
+    if record is not None and record.get("kind") == "tune":
+        from raynb.results.tune.result import TuneResult
+
+        kind = TuneResult
+    result: Any = kind.of(
         None,
         record=record or {"name": posixpath.basename(inner)},
         history=history,

@@ -35,6 +35,7 @@ from raynb.results.page import (
     worker_table,
 )
 from raynb.results.text import clean_line, cut_middle, format_value, number, plural
+from raynb.results.tune.live import is_search, search_words
 from raynb.telemetry.mirror import Mirror
 from raynb.telemetry.units import human_seconds
 
@@ -527,7 +528,9 @@ def running_html(mirror: Mirror) -> str:
     n = number(run.get("world_size"))
     facts += [plural(int(n), "worker")] if n is not None else []
     metrics = mirror.metrics()
-    if metrics:
+    if is_search(run):
+        facts += search_words(run)
+    elif metrics:
         values = list(mirror.latest(metrics[0]).items())[:4]
         shown = " / ".join(format_value(value) for _, value in sorted(values))
         facts.append(f"{clean_line(metrics[0], 40)} {shown}")
