@@ -1,7 +1,7 @@
 import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
 import { delta, run, shard, snapshot, worker } from "./messages";
 import { openPanel, type OpenPanel } from "./open_panel";
-import { parseRankFilter } from "../src/rank_filter";
+import { parseFilter } from "../src/row_filter";
 import { median, rankRuns, total } from "../src/stats";
 import type { Worker } from "../src/wire";
 
@@ -231,10 +231,10 @@ describe("workers", () => {
 
 describe("rank filter", () => {
   const matching = (text: string): number[] => {
-    const filter = parseRankFilter(text);
+    const filter = parseFilter(text);
     if (filter === null) throw new Error("no filter");
     return Array.from({ length: 20 }, (_, rank) => rank).filter((rank) =>
-      filter({ rank, texts: [rank < 10 ? "Node-A" : null, rank === 4 ? "waiting" : "running"] }));
+      filter({ number: rank, texts: [rank < 10 ? "Node-A" : null, rank === 4 ? "waiting" : "running"] }));
   };
 
   it.each([
@@ -250,7 +250,7 @@ describe("rank filter", () => {
   });
 
   it.each(["", "  ", ",", " , ,"])("%j filters nothing", (text) => {
-    expect(parseRankFilter(text)).toBeNull();
+    expect(parseFilter(text)).toBeNull();
   });
 });
 
