@@ -123,12 +123,11 @@ class SearchDigest(Digest):
         return self._trials.rows
 
     def set_trial(self, trial: int, **changes: Any) -> None:
-        known, before = trial in self.trials, self.trials.get(trial, {}).get("state")
+        before = self.trials.get(trial, {}).get("state")
         self._trials.set(trial, changes, self._news(bulk=True))
-        if not known:
-            limit = lines_a_rank(len(self.trials) * self.run["workers"])
-            if limit < self.run["log_lines"]:
-                self.set_run(log_lines=limit)
+        limit = lines_a_rank(len(self.trials) * self.run["workers"])
+        if limit < self.run["log_lines"]:
+            self.set_run(log_lines=limit)
         if before != self.trials[trial]["state"]:
             self._count()
         if self.trials[trial]["state"] in ENDED_TRIAL:
