@@ -19,9 +19,9 @@ export function decodeSearch(f: Fields): Search | null {
   if (f["kind"] !== "tune") return null;
   const counts = new Map<TrialState, number>();
   for (const state of TRIAL_STATES) counts.set(state, number(asFields(f["counts"])?.[state]) ?? 0);
-  const cluster = entriesOf(f["cluster"], LIMITS.resources, (value): Resource | null => {
+  const cluster = entriesOf(f["cluster"], LIMITS.resources, (value): Resource | undefined => {
     const resource = asFields(value);
-    return resource && { used: number(resource["used"]), total: number(resource["total"]) };
+    return resource === null ? undefined : { used: number(resource["used"]), total: number(resource["total"]) };
   });
   return {
     metric: text(f["metric"], LIMITS.value),
@@ -51,7 +51,7 @@ function decodeParam(value: unknown): Param | null {
     log: f["log"] === true,
     low: number(f["low"]),
     high: number(f["high"]),
-    choices: Array.isArray(f["choices"]) ? f["choices"].slice(0, LIMITS.choices).map(valueOf) : null,
+    choices: Array.isArray(f["choices"]) ? f["choices"].slice(0, LIMITS.choices).map((one) => valueOf(one) ?? null) : null,
     text: text(f["text"], LIMITS.value) ?? "",
   };
 }
@@ -76,7 +76,7 @@ const TRIAL_FIELDS: { [K in keyof Omit<Trial, "trial">]: (value: unknown) => Tri
   latest: number,
   best: number,
   best_step: number,
-  last: (value) => entriesOf(value, LIMITS.metrics, number),
+  last: (value) => entriesOf(value, LIMITS.metrics, (one) => number(one) ?? undefined),
   time_s: number,
   started: number,
   ended: number,
@@ -119,15 +119,15 @@ export function decodeError(value: unknown): RunError | null {
 }
 
 function configOf(value: unknown): Map<string, Value> {
-  return entriesOf(value, LIMITS.params, (one) => (one === null ? undefined : valueOf(one)));
+  return entriesOf(value, LIMITS.params, valueOf);
 }
 
-/** What an object says by name, where it can be read; null and undefined are left out. */
-function entriesOf<T>(value: unknown, limit: number, read: (one: unknown) => T | null | undefined): Map<string, T> {
+/** What an object says by name, where it can be read. */
+function entriesOf<T>(value: unknown, limit: number, read: (one: unknown) => T | undefined): Map<string, T> {
   const found = new Map<string, T>();
   for (const [name, one] of Object.entries(asFields(value) ?? {}).slice(0, limit)) {
     const known = read(one);
-    if (known !== null && known !== undefined) found.set(name.slice(0, LIMITS.value), known);
+    if (known !== undefined) found.set(name.slice(0, LIMITS.value), known);
   }
   return found;
 }
@@ -137,9 +137,10 @@ function listOf<T>(value: unknown, limit: number, read: (one: unknown) => T | nu
   return value.slice(0, limit).flatMap((one) => read(one) ?? []);
 }
 
-function valueOf(value: unknown): Value {
-  if (typeof value === "boolean") return value;
-  return number(value) ?? text(value, LIMITS.value);
+/** Python's None is null. */
+function valueOf(value: unknown): Value | undefined {
+  if (typeof value === "boolean" || value === null) return value;
+  return number(value) ?? text(value, LIMITS.value) ?? undefined;
 }
 
 function words(value: unknown): string | null {

@@ -1,5 +1,5 @@
 /** Scales of an axis: from a value to a place between 0 and 1, and back; no DOM. */
-import { formatValue } from "./format";
+import { formatTick } from "./format";
 
 export interface Tick {
   /** From 0 to 1. */
@@ -20,7 +20,7 @@ export interface Scale {
 
 export type Format = (value: number) => string;
 
-export function linearScale(low: number, high: number, format: Format = formatValue, whole = false): Scale {
+export function linearScale(low: number, high: number, format: Format = formatTick, whole = false): Scale {
   const [from, to] = low < high ? [low, high] : around(low, whole);
   return {
     kind: "linear",
@@ -42,7 +42,7 @@ export function linearScale(low: number, high: number, format: Format = formatVa
 }
 
 /** Needs positive bounds. */
-export function logScale(low: number, high: number, format: Format = formatValue): Scale {
+export function logScale(low: number, high: number, format: Format = formatTick): Scale {
   const [from, to] = low < high ? [low, high] : [low / 2, low * 2];
   const [a, b] = [Math.log(from), Math.log(to)];
   const place = (value: number): number => (value > 0 ? (Math.log(value) - a) / (b - a) : Number.NaN);

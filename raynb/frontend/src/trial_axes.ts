@@ -3,7 +3,7 @@
  *
  * A trial has a coordinate on an axis: its value, or the index of its category.
  */
-import { formatValue, UNKNOWN } from "./format";
+import { formatTick, formatValue, UNKNOWN } from "./format";
 import { categoryScale, extentOf, linearScale, logScale, type Scale } from "./scales";
 import type { Param, Search, Trial, Value } from "./search_wire";
 
@@ -49,7 +49,8 @@ export function goalAxis(search: Search, trials: readonly Trial[]): TrialAxis | 
 }
 
 export function valueText(value: Value | undefined): string {
-  if (value === undefined || value === null) return UNKNOWN;
+  if (value === undefined) return UNKNOWN;
+  if (value === null) return "None";
   return typeof value === "number" ? formatValue(value) : String(value);
 }
 
@@ -71,7 +72,7 @@ function paramAxis(param: Param, trials: readonly Trial[]): TrialAxis | null {
         ? logScale(low, high)
         : kind === "other"
           ? spanning(low, high)
-          : linearScale(low, high, formatValue, whole);
+          : linearScale(low, high, formatTick, whole);
     return {
       ...base,
       scale,

@@ -52,9 +52,9 @@ export const PALETTES: Record<Theme, Palette> = {
 
 export const TRIAL_WORDS: Record<
   TrialState,
-  { words: string; icon: IconName; tone: "good" | "busy" | "bad" | "idle"; order: number }
+  { words: string; icon: IconName; tone: "live" | "good" | "busy" | "bad" | "idle"; order: number }
 > = {
-  running: { words: "running", icon: "play", tone: "good", order: 0 },
+  running: { words: "running", icon: "play", tone: "live", order: 0 },
   pending: { words: "pending", icon: "clock", tone: "busy", order: 1 },
   paused: { words: "paused", icon: "pause", tone: "busy", order: 2 },
   finished: { words: "finished", icon: "check", tone: "good", order: 3 },
@@ -79,11 +79,12 @@ export function qualities(trials: Iterable<Trial>, mode: Search["mode"]): Map<nu
 
 export function lookOf(trial: Trial, quality: number | undefined, theme: Theme): TrialLook {
   const { ramp, pruned, failed } = PALETTES[theme];
-  if (trial.state === "pruned") return { stroke: pruned, alpha: theme === "light" ? 0.3 : 0.38, width: 1 };
+  if (trial.state === "pruned") return { stroke: pruned, alpha: 0.4, width: 1 };
   if (trial.state === "failed") return { stroke: failed, alpha: 0.7, width: 1 };
-  const good = quality ?? 0;
+  // Most of the range for the upper part: which are the good ones is the question.
+  const good = (quality ?? 0) ** 2.5;
   const stroke = ramp[Math.round(good * (ramp.length - 1))] ?? pruned;
-  return { stroke, alpha: 0.55 + 0.45 * good, width: 1 + 0.75 * good };
+  return { stroke, alpha: 0.5 + 0.5 * good, width: 1 + 0.75 * good };
 }
 
 type Rgb = readonly [number, number, number];

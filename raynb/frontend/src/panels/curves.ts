@@ -372,10 +372,11 @@ function markBest(canvas: CanvasRenderingContext2D, { trial, x, y }: Curve, plan
   canvas.textAlign = toRight ? "left" : "right";
   canvas.textBaseline = "middle";
   const [tx, ty] = [px + (toRight ? 9 : -9), Math.min(top + height - 8, py < top + 20 ? py + 14 : py - 13)];
-  canvas.lineWidth = 3;
-  canvas.lineJoin = "round";
-  canvas.strokeStyle = ink.background;
-  canvas.strokeText(words, tx, ty);
+  const wide = canvas.measureText(words).width + 6;
+  canvas.globalAlpha = 0.85;
+  canvas.fillStyle = ink.background;
+  canvas.fillRect(toRight ? tx - 3 : tx + 3 - wide, ty - 8, wide, 16);
+  canvas.globalAlpha = 1;
   canvas.fillStyle = colour;
   canvas.fillText(words, tx, ty);
 }

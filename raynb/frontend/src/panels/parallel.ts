@@ -23,7 +23,7 @@ const BOTTOM = 16;
 const SIDE = 62;
 /** More axes than fit at this distance make the plot scroll. */
 const MIN_GAP = 84;
-const [LINES, AXES, MARKED] = [0, 1, 2];
+const [LINES, MARKED, AXES] = [0, 1, 2];
 /** Pixels from the pointer to an axis, to a range's end, to a line. */
 const NEAR_AXIS = 14;
 const NEAR_END = 6;

@@ -122,7 +122,7 @@ class ScatterChart {
     const plane = new Plane(inner, axis.scale, goal.scale);
     this.marks = scene.trials.flatMap((trial) => markOf(trial, axis, goal, plane));
     layers.draw(MARKS, (canvas) => {
-      plane.drawAxes(canvas, inkOf(this.node), { x: 62, y: 32 });
+      plane.drawAxes(canvas, inkOf(this.node), { x: 62, y: 24 });
       paintMarks(canvas, this.marks, scene, this.ctx);
     });
     const shown = this.marks.filter(({ trial }) => scene.isShown(trial.trial)).length;

@@ -5,7 +5,7 @@ import { h, setAttr, setText, setTitle, show } from "../dom";
 import { formatBytes, formatCount, formatDuration, formatValue, plural, UNKNOWN } from "../format";
 import { icon } from "../icons";
 import type { PanelState } from "../model";
-import { TRIAL_STATES, type Resource, type Search, type TrialState } from "../search_wire";
+import type { Resource, Search, TrialState } from "../search_wire";
 import { valueText } from "../trial_axes";
 import { TRIAL_WORDS } from "../trial_look";
 import type { Run } from "../wire";
@@ -180,7 +180,7 @@ function progressCard(): { node: HTMLElement; set(search: Search, known: number)
   const node = card("trials", bar, legend);
   node.firstElementChild?.append(total);
   const segments = new Map(
-    TRIAL_STATES.map((state) => {
+    IN_BAR.map((state) => {
       const [part, count] = [h("span", { class: `rn-state-${state}` }), h("span")];
       const { icon: name, tone } = TRIAL_WORDS[state];
       const entry = h("span", { class: `rn-badge rn-tone-${tone}` }, icon(name), count);
@@ -189,9 +189,6 @@ function progressCard(): { node: HTMLElement; set(search: Search, known: number)
       return [state, { part, count, entry }] as const;
     }),
   );
-  const place = segments.get("pending")?.part;
-  // What is to come is at the end, as an empty track.
-  if (place !== undefined) bar.append(place);
   return {
     node,
     set({ counts, planned }, known) {
@@ -213,6 +210,8 @@ function progressCard(): { node: HTMLElement; set(search: Search, known: number)
 }
 
 const DONE: readonly TrialState[] = ["finished", "pruned", "stopped", "failed"];
+/** What is to come is at the end, as an empty track. */
+const IN_BAR: readonly TrialState[] = ["running", "paused", ...DONE, "pending"];
 
 function clusterCard(): { node: HTMLElement; set(search: Search, over: boolean): void } {
   const none = h("div", { class: "rn-note", text: "not known yet" });
