@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import threading
 import time
@@ -11,6 +12,7 @@ from typing import Any
 import anywidget
 import traitlets
 
+from raynb.errors import OptionError
 from raynb.panel.wire import VERSION, encode, file_message
 from raynb.telemetry.loglines import log_name
 from raynb.telemetry.mirror import Mirror
@@ -118,9 +120,9 @@ class LivePanel(anywidget.AnyWidget):
             self._on_stop()
             self.send({"v": VERSION, "kind": "ack", "of": "stop"})
         elif kind == "stop_trial" and type(content.get("trial")) is int:
-            if self._on_stop_trial is not None:
-                self._on_stop_trial(content["trial"])
-                self.send({"v": VERSION, "kind": "ack", "of": kind, "trial": content["trial"]})
+            # A page may ask for a trial of a search that it showed before: there is none to end.
+            with contextlib.suppress(OptionError):
+                self._stop_trial(content["trial"])
         elif kind == "pin" and isinstance(content.get("ranks"), list):
             self._on_pin(content["ranks"])
         elif kind == "download" and type(content.get("rank")) is int:
@@ -128,6 +130,11 @@ class LivePanel(anywidget.AnyWidget):
             threading.Thread(
                 target=self._send_log, args=(content["rank"],), name="raynb-log", daemon=True
             ).start()
+
+    def _stop_trial(self, trial: int) -> None:
+        if self._on_stop_trial is not None:
+            self._on_stop_trial(trial)
+            self.send({"v": VERSION, "kind": "ack", "of": "stop_trial", "trial": trial})
 
     def _send_log(self, rank: int) -> None:
         with self._reading:  # one file in memory at a time
