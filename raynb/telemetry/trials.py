@@ -7,9 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from raynb.telemetry.digest import Cursor, Digest
 from raynb.telemetry.events import Batch, clean_text
+from raynb.telemetry.history import to_frame
 from raynb.telemetry.loglines import lines_a_rank
 from raynb.telemetry.mirror import Mirror
 from raynb.telemetry.rows import Rows
@@ -59,6 +63,23 @@ def lane_of(trial: int, rank: int, lanes: int) -> int:
 def result_lane(trial: int) -> int:
     """The rank under which the history keeps what Tune got from a trial."""
     return -1 - trial
+
+
+def results_of(table: pa.Table) -> pd.DataFrame:
+    """Tune's results in a history: ``trial``, ``training_iteration``, ``time``, metrics."""
+    frame = to_frame(table.filter(pc.less(table["rank"], 0)))
+    frame = frame.rename(columns={"rank": "trial", "step": "training_iteration"})
+    frame["trial"] = -1 - frame["trial"]
+    frame = frame.sort_values(["trial", "attempt", "time"], kind="stable")
+    return frame.dropna(axis="columns", how="all").reset_index(drop=True)
+
+
+def records_of(table: pa.Table, lanes: int) -> pd.DataFrame:
+    """What ranks logged in a search's history: ``trial``, ``rank``, ``attempt``, ``step``, …"""
+    frame = to_frame(table.filter(pc.greater_equal(table["rank"], 0)))
+    frame.insert(0, "trial", frame["rank"] // lanes)
+    frame["rank"] %= lanes
+    return frame
 
 
 def better(mode: str | None, value: float, than: float | None) -> bool:

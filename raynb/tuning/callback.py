@@ -28,6 +28,8 @@ OWN_KEYS = frozenset(
 LOOK_S = 0.2
 
 _STATES = {"PENDING": "pending", "RUNNING": "running", "PAUSED": "paused"}
+#: What a trial that has not ended has no word on.
+_OPEN: dict[str, Any] = {"reason": None, "reason_kind": None, "error": None, "ended": None}
 _search: SearchCollector | None = None
 
 
@@ -124,7 +126,12 @@ class SearchCallback(Callback):
             raise Interrupted
         if len(trials) > self._seen:
             for trial in trials[self._seen :]:
-                search.set_trial(trial.trial_id, name=str(trial), config=flat_config(trial.config))
+                changes: dict[str, Any] = {}
+                if trial.status in _STATES:
+                    # In a search that is resumed, it had ended with it.
+                    changes = {"state": _STATES[trial.status], **_OPEN}
+                config = flat_config(trial.config)
+                search.set_trial(trial.trial_id, name=str(trial), config=config, **changes)
                 self._detail(search, trial)
             self._seen = len(trials)
         if time.monotonic() - self._looked < LOOK_S:
@@ -142,13 +149,12 @@ class SearchCallback(Callback):
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         search = _hosted()
         search.set_state("searching")
-        again: dict[str, Any] = {"reason": None, "reason_kind": None, "error": None, "ended": None}
         search.set_trial(
             trial.trial_id,
             state="running",
             config=flat_config(trial.config),  # population-based training changes it
             started=time.time(),
-            **again,
+            **_OPEN,
         )
 
     def on_trial_result(

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 
 from raynb.engine.collector import RunFacts
-from raynb.engine.run import Backend, RemoteBackend, Run
+from raynb.engine.run import Backend, RemoteBackend, Run, history_dir
 from raynb.engine.supervisor import Outcome
 from raynb.errors import OptionError, TrainingError
-from raynb.telemetry.trials import SearchMirror
+from raynb.telemetry.history import read_history
+from raynb.telemetry.trials import SearchMirror, records_of
 
 
 class Search(Run):
@@ -38,6 +40,18 @@ class Search(Run):
         """The trials as they are now, a dict each; the fields are those of the panel's table."""
         with self.lock:
             return [dict(row) for _, row in sorted(self.mirror.trials.items())]
+
+    @property
+    def history(self) -> pd.DataFrame:
+        """What the trials' ranks logged so far: ``trial``, ``rank``, ``attempt``, ``step``, …"""
+        if self.result is not None:
+            frame: pd.DataFrame = self.result.history
+            return frame
+        if self._backend is None:
+            table = read_history(*history_dir(self.facts.run_path))
+        else:
+            table = self._backend.history()
+        return records_of(table, int(self.mirror.run["workers"]))
 
     def stop_trial(self, trial: int) -> None:
         """End one trial and let the search go on.

@@ -57,7 +57,10 @@ def test_what_is_filled_in(tmp_path: Path) -> None:
         ({"space": {1: tune.choice([1])}}, ["names must be text"]),
         ({"scheduler": "ahsa"}, ["--scheduler 'ahsa'", "did you mean asha?"]),
         ({"search": "grd"}, ["--search 'grd'", "did you mean grid?"]),
-        ({"scheduler": "asha", "scheduler_args": {"grace_perod": 2}}, ["no option", "grace_period?"]),
+        (
+            {"scheduler": "asha", "scheduler_args": {"grace_perod": 2}},
+            ["no option", "grace_period?"],
+        ),
         ({"scheduler_args": {"max_t": 2}}, ["none has no option 'max_t'"]),
         (
             {"scheduler": "asha", "scheduler_args": {"max_t": 1, "grace_period": 5}},

@@ -21,8 +21,8 @@ from raynb.errors import OptionError, TrainingError
 from raynb.results.page import duration_of
 from raynb.results.run_result import RunResult
 from raynb.results.text import mapping, mappings, number
-from raynb.telemetry.history import concat, to_frame
-from raynb.telemetry.trials import TRAIN_DIR, better, result_lane
+from raynb.telemetry.history import concat
+from raynb.telemetry.trials import TRAIN_DIR, better, records_of, result_lane, results_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -68,7 +68,9 @@ class TuneResult(ResultGrid):
         self._table = table
         self._fs = filesystem or pafs.LocalFileSystem()
         self._path = path
-        self._rows = sorted(mappings(record.get("trials")), key=lambda row: row.get("trial") or 0)
+        # What lies on storage may be anything.
+        rows = [row for row in mappings(record.get("trials")) if type(row.get("trial")) is int]
+        self._rows = sorted(rows, key=lambda row: row["trial"])
         self._made: dict[int, RunResult] = {}
         self._frame: pd.DataFrame | None = None
         self._notes: list[str] = []
@@ -248,11 +250,7 @@ class TuneResult(ResultGrid):
     def results(self) -> pd.DataFrame:
         """Every report of every trial: ``trial``, ``training_iteration``, ``time``, metrics."""
         if self._frame is None:
-            frame = to_frame(self._table.filter(pc.less(self._table["rank"], 0)))
-            frame = frame.rename(columns={"rank": "trial", "step": "training_iteration"})
-            frame["trial"] = -1 - frame["trial"]
-            frame = frame.sort_values(["trial", "attempt", "time"], kind="stable")
-            self._frame = frame.dropna(axis="columns", how="all").reset_index(drop=True)
+            self._frame = results_of(self._table)
         return self._frame
 
     @property
@@ -303,11 +301,7 @@ class TuneResult(ResultGrid):
     @property
     def history(self) -> pd.DataFrame:
         """Every record of every trial's ranks: ``trial``, ``rank``, ``attempt``, ``step``, …"""
-        own = self._table.filter(pc.greater_equal(self._table["rank"], 0))
-        frame = to_frame(own)
-        frame.insert(0, "trial", frame["rank"] // self._lanes)
-        frame["rank"] %= self._lanes
-        return frame
+        return records_of(self._table, self._lanes)
 
     @property
     def _lanes(self) -> int:
@@ -450,7 +444,8 @@ class TuneResult(ResultGrid):
         from raynb.results.tune import plots
 
         metric = metric or self.metric
-        known = [str(name) for name in self.record.get("metrics") or ()]
+        named = self.record.get("metrics")
+        known = [m for m in (named if isinstance(named, list) else ()) if m in self.results]
         if metric is None or metric not in known:
             raise OptionError(
                 f"no trial reported {metric!r}",
