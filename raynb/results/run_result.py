@@ -7,7 +7,7 @@ import posixpath
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import pandas as pd
 import pyarrow as pa
@@ -105,7 +105,7 @@ class RunResult(Result):
         filesystem: pafs.FileSystem | None = None,
         path: str = "",
         uri: str = "",
-    ) -> RunResult:
+    ) -> Self:
         """Join Ray's result and raynb's record.
 
         Parameters

@@ -70,8 +70,9 @@ def results_of(table: pa.Table) -> pd.DataFrame:
     frame = to_frame(table.filter(pc.less(table["rank"], 0)))
     frame = frame.rename(columns={"rank": "trial", "step": "training_iteration"})
     frame["trial"] = -1 - frame["trial"]
-    frame = frame.sort_values(["trial", "attempt", "time"], kind="stable")
-    return frame.dropna(axis="columns", how="all").reset_index(drop=True)
+    frame = frame.sort_values(["trial", "attempt", "time"], kind="stable", ignore_index=True)
+    # The columns of what ranks logged besides.
+    return frame.dropna(axis="columns", how="all") if len(frame) else frame
 
 
 def records_of(table: pa.Table, lanes: int) -> pd.DataFrame:

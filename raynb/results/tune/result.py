@@ -31,6 +31,16 @@ SCOPES = ("last", "all", "avg", "last-5-avg", "last-10-avg")
 _NUMBERS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
+class TrialResult(RunResult):
+    """A trial's :class:`RunResult`, with its config."""
+
+    @property
+    def config(self) -> dict[str, Any] | None:
+        """What the trial got; as of Ray Tune's results, which Ray Train's have no more."""
+        config = mapping(self.metrics).get("config") or mapping(self.record["options"])["config"]
+        return dict(mapping(config)) or None
+
+
 class TuneResult(ResultGrid):
     """The trials of a search.
 
@@ -71,7 +81,7 @@ class TuneResult(ResultGrid):
         # What lies on storage may be anything.
         rows = [row for row in mappings(record.get("trials")) if type(row.get("trial")) is int]
         self._rows = sorted(rows, key=lambda row: row["trial"])
-        self._made: dict[int, RunResult] = {}
+        self._made: dict[int, TrialResult] = {}
         self._frame: pd.DataFrame | None = None
         self._notes: list[str] = []
 
@@ -144,7 +154,7 @@ class TuneResult(ResultGrid):
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __getitem__(self, i: int) -> RunResult:
+    def __getitem__(self, i: int) -> TrialResult:
         """The i'th trial's result."""
         index = range(len(self._rows))[i]
         if index not in self._made:
@@ -171,7 +181,7 @@ class TuneResult(ResultGrid):
         return [i for i, row in enumerate(self._rows) if row.get("state") == "failed"]
 
     @property
-    def best(self) -> RunResult | None:
+    def best(self) -> TrialResult | None:
         """The trial with the best value of the metric at any iteration; None without one."""
         i = self.best_index
         return None if i is None else self[i]
@@ -198,7 +208,7 @@ class TuneResult(ResultGrid):
         mode: str | None = None,
         scope: str = "last",
         filter_nan_and_inf: bool = True,
-    ) -> RunResult:
+    ) -> TrialResult:
         """Ray's question for the best trial; by default each trial's last value counts.
 
         Parameters
@@ -316,7 +326,7 @@ class TuneResult(ResultGrid):
         name = posixpath.basename(str(name)) if name else ""
         return f"{self._path}/{name}" if name not in ("", ".", "..") else self._path
 
-    def _result(self, row: Mapping[str, Any]) -> RunResult:
+    def _result(self, row: Mapping[str, Any]) -> TrialResult:
         directory = self._directory(row)
         uri = join_storage(self.uri, posixpath.basename(directory)) if self.uri else directory
         metrics = _metrics_of(row)
@@ -341,7 +351,7 @@ class TuneResult(ResultGrid):
             )
         else:
             directory, uri = f"{directory}/{TRAIN_DIR}", join_storage(uri, TRAIN_DIR)
-        result = RunResult.of(
+        result = TrialResult.of(
             ray_result,
             record=self._record_of(row),
             history=self._history_of(row),
