@@ -9,11 +9,11 @@ import { h, setAttr, setOptions, setText, show, uniqueId } from "../dom";
 import { formatCount, formatDuration, formatValue } from "../format";
 import { Layers } from "../layers";
 import type { Changed, PanelState } from "../model";
-import { inkOf, Plane, type Ink } from "../plane";
-import { extentOf, linearScale, logScale, niceStep, type Extent } from "../scales";
-import type { Series } from "../series";
+import { inkOf, type Ink, type Plane } from "../plane";
 import type { Trial } from "../search_wire";
+import { curvesOf, indexAt, planeOf, type Curve } from "../trial_curves";
 import { isOpen, lookOf, PALETTES } from "../trial_look";
+import { pointTrials } from "../trial_pointer";
 import { trialTooltip } from "../trial_tooltip";
 import type { Scene } from "../trials_shown";
 
@@ -21,14 +21,6 @@ const HEIGHT = 250;
 const [OVER, OPEN, MARKED] = [0, 1, 2];
 /** Pixels from the pointer to a curve that it means. */
 const NEAR = 24;
-const MARGIN = { left: 58, right: 14, top: 10, bottom: 24 };
-
-/** One trial's curve, in values. */
-interface Curve {
-  trial: Trial;
-  x: Float64Array;
-  y: Float64Array;
-}
 
 export function mount(root: HTMLElement, ctx: Context): View {
   const { choices, trials } = ctx;
@@ -74,17 +66,7 @@ export function mount(root: HTMLElement, ctx: Context): View {
     choices.log = !choices.log;
     ctx.chose();
   });
-  layers.node.addEventListener("pointermove", (event) => ctx.point(nearest(...layers.place(event))));
-  layers.node.addEventListener("pointerleave", () => ctx.point(null));
-  layers.node.addEventListener("click", () => {
-    trials.selected = trials.pointed === trials.selected ? null : trials.pointed;
-    ctx.chose();
-  });
-  layers.node.addEventListener("keydown", (event) => {
-    if (!stepThrough(event, ctx, scene)) return;
-    event.preventDefault();
-    event.stopPropagation();
-  });
+  pointTrials(layers, ctx, nearest, () => scene);
 
   function update(state: PanelState, changed: Changed): void {
     latest = state;
@@ -234,90 +216,6 @@ function curveLegend(): HTMLElement {
   );
 }
 
-function curvesOf(state: PanelState, { shown }: Scene, metric: string, byTime: boolean): Curve[] {
-  const series = state.series.get(metric);
-  if (series === undefined) return [];
-  const began = state.run?.started ?? 0;
-  return shown.flatMap((trial) => {
-    const own = series.get(trial.trial)?.at(-1);
-    if (own === undefined || own.length === 0) return [];
-    return [{ trial, x: byTime ? timesOf(own, trial, began) : own.column("step"), y: own.column("last") }];
-  });
-}
-
-/** Seconds since the trial began; where that is not known, since its first result. */
-function timesOf(series: Series, { started }: Trial, began: number): Float64Array {
-  const times = series.column("time");
-  const from = started === null ? (times[0] ?? 0) : started - began;
-  return times.map((time) => time - from);
-}
-
-function planeOf(
-  curves: readonly Curve[],
-  { search }: Scene,
-  byTime: boolean,
-  wantsLog: boolean,
-  { width, height }: Layers,
-): { plane: Plane; note: string } {
-  let [xLow, xHigh] = [byTime ? 0 : Number.POSITIVE_INFINITY, 1];
-  for (const { x } of curves) {
-    xLow = Math.min(xLow, x[0] ?? xLow);
-    xHigh = Math.max(xHigh, x[x.length - 1] ?? xHigh);
-  }
-  const extent = yExtent(curves) ?? { low: 0, high: 1, outside: 0 };
-  // Out to the next round number: an axis that moves with every report would have all drawn anew.
-  const step = niceStep(Math.max(1e-9, xHigh - xLow) / 6, !byTime);
-  xHigh = xLow + Math.ceil((xHigh - xLow) / step - 1e-9) * step;
-  const box = {
-    left: MARGIN.left,
-    top: MARGIN.top,
-    width: Math.max(50, width - MARGIN.left - MARGIN.right),
-    height: height - MARGIN.top - MARGIN.bottom,
-  };
-  const log = wantsLog && extent.low > 0;
-  const x = linearScale(xLow, xHigh, byTime ? formatDuration : formatCount, !byTime);
-  const y = log ? logScale(...roundedLog(extent)) : linearScale(...rounded(extent));
-  const notes = [
-    extent.outside > 0 ? `${formatCount(extent.outside)} curves go further than the chart` : "",
-    wantsLog && !log ? "no logarithm of values that are not positive" : "",
-    search.mode === null ? "" : search.mode === "min" ? "lower is better" : "higher is better",
-  ];
-  return { plane: new Plane(box, x, y), note: notes.filter((one) => one !== "").join(" · ") };
-}
-
-/** By the curves' own smallest and largest values: one that diverges does not flatten the rest. */
-function yExtent(curves: readonly Curve[]): Extent | null {
-  const [lows, highs]: [number[], number[]] = [[], []];
-  for (const { y } of curves) {
-    let [low, high] = [Number.POSITIVE_INFINITY, Number.NEGATIVE_INFINITY];
-    for (const value of y) {
-      if (!Number.isFinite(value)) continue;
-      if (value < low) low = value;
-      if (value > high) high = value;
-    }
-    if (low > high) continue;
-    lows.push(low);
-    highs.push(high);
-  }
-  const [down, up] = [extentOf(lows), extentOf(highs)];
-  if (down === null || up === null) return null;
-  return { low: Math.min(down.low, up.low), high: Math.max(down.high, up.high), outside: down.outside + up.outside };
-}
-
-function rounded({ low, high }: Extent): [number, number] {
-  const room = (high - low) * 0.04;
-  const step = niceStep((high - low || Math.abs(high) || 1) / 20);
-  return [Math.floor((low - room) / step) * step, Math.ceil((high + room) / step) * step];
-}
-
-function roundedLog({ low, high }: Extent): [number, number] {
-  const digit = (value: number, to: (ratio: number) => number): number => {
-    const power = 10 ** Math.floor(Math.log10(value));
-    return Number((to(value / power) * power).toPrecision(1));
-  };
-  return [digit(low * 0.97, Math.floor), digit(high * 1.03, Math.ceil)];
-}
-
 /** A value that is no number is a gap. */
 function trace(canvas: CanvasRenderingContext2D, { x, y }: Curve, plane: Plane): void {
   canvas.beginPath();
@@ -387,45 +285,7 @@ function indexOfBest(y: Float64Array, best: number): number {
   return found >= 0 ? found : y.length - 1;
 }
 
-/** The last index whose x is not past the wanted one. */
-function indexAt(x: Float64Array, wanted: number): number {
-  let [low, high] = [0, x.length];
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if ((x[middle] ?? 0) <= wanted) low = middle + 1;
-    else high = middle;
-  }
-  return Math.max(0, low - 1);
-}
-
 function labelOf({ search, trials, best }: Scene, metric: string, drawn: number): string {
   const top = best === null || search.best === null ? "" : `; best so far trial ${best}, ${formatValue(search.best.value)}`;
   return `${metric} of ${drawn} of ${trials.length} trials${top}. Up and down go from trial to trial by their best value, Enter selects one.`;
 }
-
-/** By keys from trial to trial, best first; whether the key was one of ours. */
-export function stepThrough(event: KeyboardEvent, ctx: Context, scene: Scene | null): boolean {
-  if (scene === null) return false;
-  const { trials } = ctx;
-  if (event.key === "Enter" && trials.pointed !== null) {
-    trials.selected = trials.pointed;
-    ctx.chose();
-    return true;
-  }
-  if (event.key === "Escape") {
-    trials.selected = null;
-    ctx.point(null);
-    ctx.chose();
-    return true;
-  }
-  const by = { ArrowDown: 1, ArrowUp: -1 }[event.key];
-  if (by === undefined) return false;
-  const ranked = [...scene.shown].sort(
-    (a, b) => (scene.quality.get(b.trial) ?? -1) - (scene.quality.get(a.trial) ?? -1) || a.trial - b.trial,
-  );
-  const at = ranked.findIndex(({ trial }) => trial === trials.pointed);
-  const next = ranked[at < 0 ? 0 : Math.min(ranked.length - 1, Math.max(0, at + by))];
-  ctx.point(next?.trial ?? null);
-  return true;
-}
-

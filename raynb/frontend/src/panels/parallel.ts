@@ -12,9 +12,9 @@ import { fitText, inkOf, type Ink } from "../plane";
 import type { Trial } from "../search_wire";
 import type { TrialAxis } from "../trial_axes";
 import { lookOf, PALETTES } from "../trial_look";
+import { selectPointed, stepThrough } from "../trial_pointer";
 import { trialTooltip } from "../trial_tooltip";
 import { brushText, type Scene } from "../trials_shown";
-import { stepThrough } from "./curves";
 
 const HEIGHT = 300;
 const TOP = 34;
@@ -271,9 +271,7 @@ export function mount(root: HTMLElement, ctx: Context): View {
     node.addEventListener("pointerleave", () => ctx.point(null));
     node.addEventListener("click", (event) => {
       const [x] = layers.place(event);
-      if (axisNear(x) !== null) return;
-      trials.selected = trials.pointed === trials.selected ? null : trials.pointed;
-      ctx.chose();
+      if (axisNear(x) === null) selectPointed(ctx);
     });
     node.addEventListener("keydown", (event) => {
       if (!onKey(event)) return;

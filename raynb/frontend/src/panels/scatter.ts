@@ -7,9 +7,9 @@ import { inkOf, Plane } from "../plane";
 import type { Trial } from "../search_wire";
 import type { TrialAxis } from "../trial_axes";
 import { lookOf, PALETTES } from "../trial_look";
+import { pointTrials } from "../trial_pointer";
 import { trialTooltip, type TrialTooltip } from "../trial_tooltip";
 import type { Scene } from "../trials_shown";
-import { stepThrough } from "./curves";
 
 const HEIGHT = 170;
 /** Parameters with a chart; all have an axis above. */
@@ -87,19 +87,7 @@ class ScatterChart {
       h("div", { class: "rn-card-head" }, this.name),
       h("div", { class: "rn-plot-box" }, this.layers.node, this.tooltip.node),
     );
-    const { node } = this.layers;
-    node.addEventListener("pointermove", (event) => ctx.point(this.nearest(...this.layers.place(event))));
-    node.addEventListener("pointerleave", () => ctx.point(null));
-    node.addEventListener("click", () => {
-      const { trials } = ctx;
-      trials.selected = trials.pointed === trials.selected ? null : trials.pointed;
-      ctx.chose();
-    });
-    node.addEventListener("keydown", (event) => {
-      if (!stepThrough(event, ctx, this.scene)) return;
-      event.preventDefault();
-      event.stopPropagation();
-    });
+    pointTrials(this.layers, ctx, (x, y) => this.nearest(x, y), () => this.scene);
   }
 
   draw(axis: TrialAxis, goal: TrialAxis, scene: Scene): void {
