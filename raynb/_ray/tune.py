@@ -7,6 +7,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import ray.tune
+
+# Imported before a trial seems to be none: a train function may start a trainer of its own in the
+# way that Ray documents, whose callback asks whether it is in one.
+import ray.tune.integration.ray_train
 import ray.tune.trainable.trainable_fn_utils as tune_fn_utils
 from ray.train._internal.session import get_session
 from ray.train.v2._internal.execution import train_fn_utils

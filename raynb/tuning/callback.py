@@ -148,7 +148,8 @@ class SearchCallback(Callback):
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         search = _hosted()
-        search.set_state("searching")
+        if search.state == "starting_workers":
+            search.set_state("searching")
         search.set_trial(
             trial.trial_id,
             state="running",
