@@ -211,7 +211,7 @@ class SearchDigest(Digest):
     def restore(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Take the trials of before, of a search that is resumed."""
         for row in rows:
-            self.set_trial(row["trial"], **row)
+            self.set_trial(row["trial"], **{k: v for k, v in row.items() if k != "trial"})
             if row.get("best") is not None:
                 self._keep_best_trial(row["trial"])
 

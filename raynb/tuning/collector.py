@@ -232,18 +232,22 @@ class SearchCollector(Collector):
     def _look(self) -> None:
         """Hints are about one worker group; a search has none."""
 
+    def _look_at_cluster(self) -> None:
+        total, free = ray.cluster_resources(), ray.available_resources()
+        use = {
+            name: {"used": total[name] - free.get(name, 0.0), "total": total[name]}
+            for name in _SHOWN
+            if name in total
+        }
+        with self._news:
+            self._digest.set_run(cluster=use)
+            self._news.notify_all()
+
     def _look_around(self) -> None:
         while not self._closed.wait(LOOK_S):
             with contextlib.suppress(Exception):  # the cluster may be busy
-                total, free = ray.cluster_resources(), ray.available_resources()
-                use = {
-                    name: {"used": total[name] - free.get(name, 0.0), "total": total[name]}
-                    for name in _SHOWN
-                    if name in total
-                }
-                with self._news:
-                    self._digest.set_run(cluster=use)
-                    self._news.notify_all()
+                if ray.is_initialized():  # asking would start one
+                    self._look_at_cluster()
             if self._dirty:
                 self._dirty = False
                 self.write_record()
