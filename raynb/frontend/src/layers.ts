@@ -33,8 +33,8 @@ export class Layers {
     this.fit();
   }
 
-  /** Draws one layer, cleared, in CSS pixels. */
-  draw(layer: number, paint: (ctx: CanvasRenderingContext2D) => void): void {
+  /** Draws one layer in CSS pixels: cleared first, or on top of what it shows. */
+  draw(layer: number, paint: (ctx: CanvasRenderingContext2D) => void, clear = true): void {
     const canvas = this.canvases[layer];
     const ctx = canvas?.getContext("2d") ?? null;
     if (canvas === undefined || ctx === null) return;
@@ -42,7 +42,7 @@ export class Layers {
     const [w, hh] = [Math.round(this.width * ratio), Math.round(this.height * ratio)];
     if (canvas.width !== w || canvas.height !== hh) [canvas.width, canvas.height] = [w, hh];
     ctx.setTransform(ratio, 0, 0, ratio, 0, 0);
-    ctx.clearRect(0, 0, this.width, this.height);
+    if (clear) ctx.clearRect(0, 0, this.width, this.height);
     ctx.save();
     paint(ctx);
     ctx.restore();

@@ -27,6 +27,8 @@ const DRAW_MS = 100;
 const DRAW_MANY_MS = 500;
 const DRAW_TRIALS_MS = 250;
 const MANY = 64;
+/** Drawing takes at most this share of the time, whatever it costs. */
+const DRAW_SHARE = 0.2;
 /** How long a snapshot may take before the panel says that it waits. */
 const HELLO_MS = 3_000;
 const HELLO_AGAIN_MS = 15_000;
@@ -69,6 +71,8 @@ export class Panel {
   private frame = 0;
   private badgesDue = true;
   private errorLinesSeen = 0;
+  /** Milliseconds that the last drawing of slow views took. */
+  private cost = 0;
   private slowTimer: ReturnType<typeof setTimeout> | null = null;
   private helloSent = Number.NEGATIVE_INFINITY;
   private helloPending = false;
@@ -302,22 +306,31 @@ export class Panel {
         ? this.state.trials.size > MANY ? DRAW_TRIALS_MS : DRAW_MS
         : many ? DRAW_MANY_MS : DRAW_MS;
     const now = performance.now();
+    const rest = Math.max(pause, this.cost / DRAW_SHARE);
+    let drewSlow = false;
     let soonest = Number.POSITIVE_INFINITY;
     for (const mounted of this.views) {
       const { tab, slow, drawn, pending } = mounted;
       if ((tab !== null && tab !== this.tabs.current) || !any(pending)) continue;
-      const wait = slow ? drawn + pause - now : 0;
+      const wait = slow ? drawn + rest - now : 0;
       if (wait > 0) {
         soonest = Math.min(soonest, wait);
         continue;
       }
       mounted.drawn = now;
+      drewSlow ||= slow && (pending.series || pending.trials || pending.workers);
       mounted.pending = changes();
       try {
         mounted.view.update(this.state, pending);
       } catch (error) {
         this.fail(mounted.name, error);
       }
+    }
+    if (drewSlow) {
+      // Canvases are painted after this: what it took is known when the next frame begins.
+      requestAnimationFrame(() => {
+        this.cost = performance.now() - now;
+      });
     }
     if (this.badgesDue) this.showBadges();
     if (soonest === Number.POSITIVE_INFINITY || this.slowTimer !== null) return;

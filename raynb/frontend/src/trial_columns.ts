@@ -52,6 +52,23 @@ export function trialColumns({ params, metric, mode }: Search, around: Around, c
       value: ({ state }) => TRIAL_WORDS[state].order,
       cell: stateCell,
     },
+    {
+      key: "best",
+      label: metric === null ? "best" : `best ${metric}`,
+      title: `The best value of ${goal}${mode === null ? "" : mode === "min" ? "; lower is better" : "; higher is better"}`,
+      width: 136,
+      numeric: true,
+      always: true,
+      first: mode === "min" ? "ascending" : "descending",
+      value: ({ best }) => best,
+      cell: () =>
+        barCell((trial) => ({
+          share: shareOf(trial, around),
+          inner: null,
+          text: formatValue(trial.best),
+          title: trial.best === null || trial.best_step === null ? "" : `at iteration ${formatCount(trial.best_step)}`,
+        })),
+    },
     ...varied(params).map(
       (name): Column<Trial> => ({
         key: `param-${name}`,
@@ -76,23 +93,6 @@ export function trialColumns({ params, metric, mode }: Search, around: Around, c
       first: mode === "min" ? "ascending" : "descending",
       value: ({ latest }) => latest,
       cell: textCell(({ latest }) => formatValue(latest)),
-    },
-    {
-      key: "best",
-      label: metric === null ? "best" : `best ${metric}`,
-      title: `The best value of ${goal}${mode === null ? "" : mode === "min" ? "; lower is better" : "; higher is better"}`,
-      width: 136,
-      numeric: true,
-      always: true,
-      first: mode === "min" ? "ascending" : "descending",
-      value: ({ best }) => best,
-      cell: () =>
-        barCell((trial) => ({
-          share: shareOf(trial, around),
-          inner: null,
-          text: formatValue(trial.best),
-          title: trial.best === null || trial.best_step === null ? "" : `at iteration ${formatCount(trial.best_step)}`,
-        })),
     },
     {
       key: "iterations",

@@ -77,14 +77,17 @@ export function qualities(trials: Iterable<Trial>, mode: Search["mode"]): Map<nu
   return new Map(known.map(({ trial }, i) => [trial, known.length > 1 ? i / (known.length - 1) : 1]));
 }
 
-export function lookOf(trial: Trial, quality: number | undefined, theme: Theme): TrialLook {
+/** With more lines than this all but the best are as thin as they get: it is much quicker, and there is no room. */
+export const MANY_LINES = 100;
+
+export function lookOf(trial: Trial, quality: number | undefined, theme: Theme, many = false): TrialLook {
   const { ramp, pruned, failed } = PALETTES[theme];
   if (trial.state === "pruned") return { stroke: pruned, alpha: 0.4, width: 1 };
   if (trial.state === "failed") return { stroke: failed, alpha: 0.7, width: 1 };
   // Most of the range for the upper part: which are the good ones is the question.
   const good = (quality ?? 0) ** 2.5;
   const stroke = ramp[Math.round(good * (ramp.length - 1))] ?? pruned;
-  return { stroke, alpha: 0.5 + 0.5 * good, width: 1 + 0.75 * good };
+  return { stroke, alpha: 0.5 + 0.5 * good, width: many ? 1 : 1 + 0.75 * good };
 }
 
 type Rgb = readonly [number, number, number];

@@ -25,8 +25,7 @@ export function trialTooltip(): TrialTooltip {
   return {
     node,
     show(left, width, trial, { search }, more = []) {
-      const state = `${TRIAL_WORDS[trial.state].words}${trial.reason === null ? "" : `: ${trial.reason}`}`;
-      setText(heading, `trial ${trial.trial} · ${state}`);
+      setText(heading, `trial ${trial.trial} · ${trial.reason ?? TRIAL_WORDS[trial.state].words}`);
       const rows = [
         ...more,
         ...(trial.best === null ? [] : [[`best ${search.metric ?? ""}`, formatValue(trial.best)] as const]),

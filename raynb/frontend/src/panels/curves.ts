@@ -12,13 +12,15 @@ import type { Changed, PanelState } from "../model";
 import { inkOf, type Ink, type Plane } from "../plane";
 import type { Trial } from "../search_wire";
 import { curvesOf, indexAt, planeOf, type Curve } from "../trial_curves";
-import { isOpen, lookOf, PALETTES } from "../trial_look";
+import { isOpen, lookOf, MANY_LINES, PALETTES } from "../trial_look";
 import { pointTrials } from "../trial_pointer";
 import { trialTooltip } from "../trial_tooltip";
 import type { Scene } from "../trials_shown";
 
 const HEIGHT = 250;
 const [OVER, OPEN, MARKED] = [0, 1, 2];
+/** How long colours of curves that are over may be behind. */
+const REPAINT_MS = 3_000;
 /** Pixels from the pointer to a curve that it means. */
 const NEAR = 24;
 
@@ -51,8 +53,8 @@ export function mount(root: HTMLElement, ctx: Context): View {
   let curves: Curve[] = [];
   let plane: Plane | null = null;
   let metric = "";
-  /** What the layer of trials that are over shows. */
-  let settled = "";
+  /** What the layer of trials that are over shows: on which axes, whose curves, painted anew when. */
+  let settled: { key: string; trials: Set<number>; at: number } = { key: "", trials: new Set(), at: 0 };
 
   metricSelect.addEventListener("change", () => {
     choices.metrics = [metricSelect.value];
@@ -93,23 +95,27 @@ export function mount(root: HTMLElement, ctx: Context): View {
     const planned = planeOf(curves, scene, choices.x === "time", choices.log, layers);
     plane = planned.plane;
     setText(note, planned.note);
-    if (whole) settled = "";
-    drawSettled();
+    drawSettled(whole);
     layers.draw(OPEN, (canvas) => paintCurves(canvas, curves.filter(({ trial }) => isOpen(trial))));
     drawMarked();
     setAttr(layers.node, "aria-label", labelOf(scene, metric, curves.length));
   }
 
-  function drawSettled(): void {
-    if (plane === null || scene === null) return;
+  /** On the same axes only curves that are new are added; colours follow now and then. */
+  function drawSettled(whole: boolean): void {
+    if (plane === null) return;
     const { x, y, box } = plane;
     const over = curves.filter(({ trial }) => !isOpen(trial));
-    const key = JSON.stringify([
-      metric, x.kind, x.low, x.high, y.kind, y.low, y.high, box, ctx.theme(), trials.filter,
-      [...trials.brushes], over.map(({ trial, x: points }) => [trial.trial, points.length]),
-    ]);
-    if (key === settled) return;
-    settled = key;
+    const key = JSON.stringify([metric, x.kind, x.low, x.high, y.kind, y.low, y.high, box, ctx.theme(), choices.x]);
+    const fresh = over.filter(({ trial }) => !settled.trials.has(trial.trial));
+    const now = performance.now();
+    const same = key === settled.key && over.length - fresh.length === settled.trials.size;
+    if (!whole && same && (fresh.length === 0 || now - settled.at < REPAINT_MS)) {
+      if (fresh.length > 0) layers.draw(OVER, (canvas) => paintCurves(canvas, fresh), false);
+      for (const { trial } of fresh) settled.trials.add(trial.trial);
+      return;
+    }
+    settled = { key, trials: new Set(over.map(({ trial }) => trial.trial)), at: now };
     layers.draw(OVER, (canvas) => {
       plane?.drawAxes(canvas, inkOf(root), { x: 80, y: 34 });
       paintCurves(canvas, over);
@@ -122,10 +128,11 @@ export function mount(root: HTMLElement, ctx: Context): View {
     const { quality } = scene;
     const theme = ctx.theme();
     plane.clip(canvas);
+    const many = curves.length > MANY_LINES;
     canvas.lineJoin = "round";
     const order = (trial: Trial): number => (trial.state === "pruned" ? -1 : (quality.get(trial.trial) ?? 0));
     for (const curve of [...list].sort((a, b) => order(a.trial) - order(b.trial))) {
-      const { stroke, alpha, width } = lookOf(curve.trial, quality.get(curve.trial.trial), theme);
+      const { stroke, alpha, width } = lookOf(curve.trial, quality.get(curve.trial.trial), theme, many);
       canvas.globalAlpha = alpha;
       canvas.strokeStyle = stroke;
       canvas.lineWidth = width;
@@ -143,15 +150,19 @@ export function mount(root: HTMLElement, ctx: Context): View {
       plane.clip(canvas, 4);
       const ink = inkOf(root);
       const marks = [
+        // Where it is the best one, it shows at both sides of that line.
+        { trial: selected, stroke: palette.selected, width: selected === scene.best ? 6 : 3, star: false },
         { trial: scene.best, stroke: palette.best, width: 2.5, star: true },
-        { trial: selected, stroke: palette.selected, width: 3, star: false },
         { trial: pointed, stroke: palette.pointed, width: 2, star: false },
       ];
+      let halo: number | null = null;
       for (const { trial, stroke, width, star } of marks) {
         const curve = curves.find((one) => one.trial.trial === trial);
         if (curve === undefined) continue;
         // Off the others by a line of the page's colour around it.
         for (const [colour, wide] of [[ink.background, width + 2.5], [stroke, width]] as const) {
+          if (colour !== stroke && halo === trial) continue;
+          halo = trial;
           canvas.strokeStyle = colour;
           canvas.lineWidth = wide;
           trace(canvas, curve, plane);

@@ -11,7 +11,7 @@ import type { Changed, PanelState } from "../model";
 import { fitText, inkOf, type Ink } from "../plane";
 import type { Trial } from "../search_wire";
 import type { TrialAxis } from "../trial_axes";
-import { lookOf, PALETTES } from "../trial_look";
+import { lookOf, MANY_LINES, PALETTES } from "../trial_look";
 import { selectPointed, stepThrough } from "../trial_pointer";
 import { trialTooltip } from "../trial_tooltip";
 import { brushText, type Scene } from "../trials_shown";
@@ -93,7 +93,7 @@ export function mount(root: HTMLElement, ctx: Context): View {
       (isShown(trial.trial) ? 10 : 0) + (trial.state === "pruned" ? -1 : (quality.get(trial.trial) ?? 0));
     canvas.lineJoin = "round";
     for (const trial of [...scene.trials].sort((a, b) => order(a) - order(b))) {
-      const { stroke, alpha, width } = lookOf(trial, quality.get(trial.trial), theme);
+      const { stroke, alpha, width } = lookOf(trial, quality.get(trial.trial), theme, scene.trials.length > MANY_LINES);
       const shown = isShown(trial.trial);
       canvas.strokeStyle = shown ? stroke : PALETTES[theme].pruned;
       canvas.globalAlpha = shown ? alpha : 0.08;
@@ -161,15 +161,18 @@ export function mount(root: HTMLElement, ctx: Context): View {
       const palette = PALETTES[ctx.theme()];
       const ink = inkOf(root);
       const marks = [
+        { trial: trials.selected, stroke: palette.selected, width: trials.selected === scene.best ? 6 : 3 },
         { trial: scene.best, stroke: palette.best, width: 2.5 },
-        { trial: trials.selected, stroke: palette.selected, width: 2.75 },
         { trial: trials.pointed, stroke: palette.pointed, width: 2 },
       ];
+      let halo: number | null = null;
       for (const { trial: index, stroke, width } of marks) {
         const trial = index === null ? undefined : latest?.trials.get(index);
         // One that is filtered away is marked only while it is pointed at or selected.
         if (trial === undefined || (index === scene.best && !scene.isShown(trial.trial))) continue;
         for (const [colour, wide] of [[ink.background, width + 2], [stroke, width]] as const) {
+          if (colour !== stroke && halo === index) continue;
+          halo = index;
           canvas.strokeStyle = colour;
           canvas.lineWidth = wide;
           canvas.lineJoin = "round";

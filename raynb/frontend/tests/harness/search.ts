@@ -75,16 +75,16 @@ function end(one: Simulated, state: TrialState, reason: string): void {
 /** One iteration of every running trial; new ones take free places. */
 function advance(): void {
   clock += 1.4;
-  const running = trials.filter(({ state }) => state === "running");
-  for (const one of running) {
+  for (const [i, one] of trials.entries()) {
+    if (one.state !== "running") continue;
     const at = one.curve.length + 1;
     one.curve.push(one.ceiling * (1 - Math.exp(-at / one.pace)) + 0.012 * noise());
     if (at >= iterations) end(one, "finished", "ended by itself");
-    else if (at === 11 && trials.indexOf(one) % 23 === 7) end(one, "failed", "ValueError: loss became NaN in step 352");
-    else if (RUNGS.includes(at)) {
+    else if (at === 11 && i % 23 === 7) end(one, "failed", "ValueError: loss became NaN in step 352");
+    else if (concurrent < total && RUNGS.includes(at)) {
       const here = trials.flatMap(({ curve }) => curve[at - 1] ?? []).sort((a, b) => b - a);
       const place = here.indexOf(one.curve[at - 1] ?? 0);
-      if (concurrent < total && here.length >= 3 && place >= here.length / 2) end(one, "pruned", `pruned by ASHA at iteration ${at}`);
+      if (here.length >= 3 && place >= here.length / 2) end(one, "pruned", `pruned by ASHA at iteration ${at}`);
     }
   }
   const free = concurrent - trials.filter(({ state }) => state === "running").length;
