@@ -107,7 +107,8 @@ class TunerMaker:
 
         if self.spec.distributed:
             # Its workers have a placement group of their own, and the driver only waits for them.
-            return PlacementGroupFactory([{"CPU": 0.0}])
+            # Tune wants a resource: a byte is nothing that they could miss.
+            return PlacementGroupFactory([{"memory": 1.0}])
         bundle = dict(self.spec.bundle)
         if self.spec.accelerator_type:
             bundle[f"accelerator_type:{self.spec.accelerator_type}"] = 0.001

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import ray.train
 from ray import tune
@@ -19,6 +20,24 @@ import raynb
 from raynb.errors import OptionError, TrainingError
 
 pytestmark = pytest.mark.usefixtures("cluster")
+
+
+@pytest.fixture
+def gone() -> Callable[..., None]:
+    """Checks that a search's processes are gone and its CPUs free."""
+
+    def check(pids: list[int], seconds: float = 15.0) -> None:
+        def left() -> list[Any]:
+            taken = 4 - ray.available_resources().get("CPU", 0)
+            return [p for p in pids if psutil.pid_exists(p)] + ([f"{taken} CPUs"] if taken else [])
+
+        end = time.monotonic() + seconds
+        while left() and time.monotonic() < end:
+            time.sleep(0.2)
+        assert left() == []
+
+    return check
+
 
 DIGITS = textwrap.dedent(
     """
@@ -50,7 +69,7 @@ DIGITS = textwrap.dedent(
 )
 
 
-def test_a_search_on_digits(notebook: Any, nothing_left: Callable[..., None]) -> None:
+def test_a_search_on_digits(notebook: Any, gone: Callable[..., None]) -> None:
     notebook.run("import raynb\nfrom ray import tune")
     notebook.run("space = {'lr': tune.grid_search([1e-4, 1e-2, 3e-2, 1e-1])}")
     notebook.run(
@@ -96,7 +115,7 @@ def test_a_search_on_digits(notebook: Any, nothing_left: Callable[..., None]) ->
     assert again.rows == result.rows and again.results.equals(result.results)
     assert again.best.load().keys() == model.state_dict().keys()
     assert list(raynb.runs(notebook.directory / "storage")) == ["digits"]
-    nothing_left([row["pid"] for row in result.rows])
+    gone([row["pid"] for row in result.rows])
 
 
 def score(config: dict[str, Any]) -> None:
@@ -144,7 +163,7 @@ def test_the_same_seed_draws_the_same(tmp_path: Path) -> None:
 
 
 def test_trials_that_fail_are_told_and_the_rest_goes_on(
-    notebook: Any, nothing_left: Callable[..., None]
+    notebook: Any, gone: Callable[..., None]
 ) -> None:
     notebook.run("import raynb, os, signal\nfrom ray import tune")
     notebook.run("how = ['raise', 'memory', 'cuda', 'killed', 'fine']")
@@ -185,7 +204,7 @@ def test_trials_that_fail_are_told_and_the_rest_goes_on(
     assert "bad &lt;b&gt;batch" in html and "<b>batch" not in html
     failed = result[result.rows.index(rows["raise"])]
     assert isinstance(failed.error, TrainingError) and "ValueError" in str(failed.error)
-    nothing_left([])
+    gone([])
 
 
 def test_a_metric_that_is_not_reported_ends_the_search(notebook: Any) -> None:
@@ -216,7 +235,7 @@ def test_a_metric_that_is_not_reported_ends_the_search(notebook: Any) -> None:
         assert words in str(refused), refused
 
 
-def test_worker_groups_as_trials(notebook: Any, nothing_left: Callable[..., None]) -> None:
+def test_worker_groups_as_trials(notebook: Any, gone: Callable[..., None]) -> None:
     notebook.run("import raynb\nfrom ray import tune\nspace = {'lr': tune.grid_search([0.1, 0.2])}")
     notebook.run(
         textwrap.dedent(
@@ -247,10 +266,10 @@ def test_worker_groups_as_trials(notebook: Any, nothing_left: Callable[..., None
     assert best.num_workers == 2 and sorted(best.history["rank"].unique()) == [0, 1]
     assert round(float(best.load()["w"]), 6) == 0.2
     assert best.metrics["score"] == 1.4
-    nothing_left([])
+    gone([])
 
 
-def test_stop_one_stop_all_and_resume(tmp_path: Path, nothing_left: Callable[..., None]) -> None:
+def test_stop_one_stop_all_and_resume(tmp_path: Path, gone: Callable[..., None]) -> None:
     def steady(config: dict[str, Any]) -> None:
         start = 0
         checkpoint = tune.get_checkpoint()
@@ -301,7 +320,7 @@ def test_stop_one_stop_all_and_resume(tmp_path: Path, nothing_left: Callable[...
     assert states == ["stopped", "stopped", "finished"]
     done = result.rows[1]["iterations"]
     assert 2 <= done < 40
-    nothing_left([row["pid"] for row in result.rows])
+    gone([row["pid"] for row in result.rows])
 
     resumed = raynb.tune(
         steady, {"a": tune.grid_search([0, 1, 2])}, resume=result, block=False, **options
@@ -349,7 +368,7 @@ def test_criteria_and_budget(notebook: Any) -> None:
     assert notebook["result"].state == "finished"
 
 
-def test_interrupt_keeps_what_came(notebook: Any, nothing_left: Callable[..., None]) -> None:
+def test_interrupt_keeps_what_came(notebook: Any, gone: Callable[..., None]) -> None:
     notebook.run(
         "import raynb, time\nfrom ray import tune\nspace = {'a': tune.grid_search([0, 1])}"
     )
@@ -366,4 +385,4 @@ def test_interrupt_keeps_what_came(notebook: Any, nothing_left: Callable[..., No
     result = notebook["result"]
     assert result.state == "stopped" and result.best is not None
     assert {row["state"] for row in result.rows} == {"stopped"}
-    nothing_left([row["pid"] for row in result.rows])
+    gone([row["pid"] for row in result.rows])
