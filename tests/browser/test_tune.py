@@ -60,6 +60,15 @@ def shot(notebook: Any, name: str) -> None:
         area.screenshot(path=str(Path(SHOTS, f"{name}.png")))
 
 
+def open_panel(notebook: Any) -> None:
+    """Run the cells until the panel is there; importing Ray Tune takes its time."""
+    notebook.run_all()
+    deadline = time.monotonic() + 150
+    while panel(notebook).count() == 0:
+        assert time.monotonic() < deadline, f"no panel: {notebook.text()}"
+        time.sleep(0.2)
+
+
 def rows(notebook: Any) -> list[dict[str, str]]:
     """The table's rows in view, by column."""
     return panel(notebook).evaluate(
@@ -119,8 +128,7 @@ def test_a_search_of_20_trials_with_asha(open_notebook: Callable[..., Any], tmp_
     )
     cell = CELL.format(options=options, epochs=8, pause=0.1)
     notebook = open_notebook("asha.ipynb", [SETUP, cell], viewport=(1300, 1400))
-    notebook.run_all()
-    panel(notebook).wait_for(timeout=60_000)
+    open_panel(notebook)
     status = panel(notebook).locator(".rn-status")
     status.locator("text=Searching").wait_for(timeout=120_000)
 
@@ -178,8 +186,7 @@ def test_one_trial_and_then_all_are_stopped(
     options = f"--num-samples 4 --max-concurrent 2 --name stopped --storage-path {tmp_path}"
     cell = CELL.format(options=options, epochs=100_000, pause=0.2)
     notebook = open_notebook("stopped.ipynb", [SETUP, cell], viewport=(1300, 1400))
-    notebook.run_all()
-    panel(notebook).wait_for(timeout=60_000)
+    open_panel(notebook)
 
     def reporting() -> list[str]:
         shown = rows(notebook) if panel(notebook).locator(".rn-trials").count() else []
