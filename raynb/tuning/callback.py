@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import posixpath
 import time
@@ -9,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
+from ray import cloudpickle
 from ray.tune import Callback, Stopper
 from ray.tune.result import AUTO_RESULT_KEYS, DEBUG_METRICS
 from ray.tune.utils import flatten_dict
@@ -26,6 +28,8 @@ OWN_KEYS = frozenset(
 )  # fmt: skip
 #: Seconds between two looks at states that no callback tells.
 LOOK_S = 0.2
+#: Characters of an error's text that are kept, its last ones.
+MAX_ERROR = 8_000
 
 _STATES = {"PENDING": "pending", "RUNNING": "running", "PAUSED": "paused"}
 #: What a trial that has not ended has no word on.
@@ -119,6 +123,7 @@ class SearchCallback(Callback):
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
         search = _hosted()
+        search.end_asked_trials()
         if search.interrupted.is_set():
             # With its trials as they are: what Tune's own end of a search would call terminated
             # could not be resumed.
@@ -213,10 +218,10 @@ class SearchCallback(Callback):
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         search = _hosted()
         self._detail(search, trial)
-        error = trial.get_pickled_error() or trial.get_error()
-        changes = why_failed(error, search.failure_of(trial.trial_id))
+        changes = why_failed(error_of(trial), search.failure_of(trial.trial_id))
         search.set_trial(trial.trial_id, state="failed", **changes)
-        search.event(f"trial {trial} failed: {changes['reason']}", "error")
+        number = search.row_of(trial.trial_id)["trial"]
+        search.event(f"trial {number} failed: {changes['reason']}", "error")
 
     @staticmethod
     def _detail(search: SearchCollector, trial: Any, **more: Any) -> None:
@@ -233,6 +238,20 @@ class SearchCallback(Callback):
             ],
             **more,
         )
+
+
+def error_of(trial: Any) -> BaseException | None:
+    """What ended a trial, from the directory where Tune has just put it.
+
+    Tune's own ``trial.get_error()`` looks on storage, which gets it later.
+    """
+    with contextlib.suppress(Exception), open(trial.pickled_error_file, "rb") as file:
+        error = cloudpickle.load(file)
+        if isinstance(error, BaseException):
+            return error
+    with contextlib.suppress(Exception), open(trial.error_file, encoding="utf-8") as file:
+        return RuntimeError(file.read()[-MAX_ERROR:].strip())
+    return None
 
 
 def _plain(result: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -38,6 +39,9 @@ class SearchCollector(Collector):
         self.interrupted = threading.Event()
         #: Writes the search's state to storage, for a later one to go on from.
         self.save: Callable[[], None] = lambda: None
+        #: Ends a trial, by its id; on the thread that runs the search only.
+        self.end_trial: Callable[[str], None] = lambda trial_id: None
+        self._asked: deque[str] = deque()
         self._dirty = False
         self._logged: dict[str, None] = {}
         super().__init__(facts)
@@ -189,6 +193,21 @@ class SearchCollector(Collector):
                 )
             self._news.notify_all()
 
+    def ask_to_end(self, trial: int) -> None:
+        """End a trial at the search's next step."""
+        with self._news:
+            row = self._digest.trials.get(trial)
+            if row is None or row["state"] in ENDED_TRIAL:
+                return
+            self._asked.append(row["id"])
+            self._digest.set_trial(trial, reason="stopped on request", reason_kind="stopped")
+            self._news.notify_all()
+
+    def end_asked_trials(self) -> None:
+        """End the trials that were asked to, on the thread that runs the search."""
+        while self._asked:
+            self.end_trial(self._asked.popleft())
+
     @property
     def logged(self) -> list[str]:
         """Names that ``raynb.log`` was given."""
@@ -199,11 +218,6 @@ class SearchCollector(Collector):
         """A copy of the trials' rows."""
         with self._news:
             return [dict(row) for _, row in sorted(self._digest.trials.items())]
-
-    def id_of(self, trial: int) -> str | None:
-        with self._news:
-            row = self._digest.trials.get(trial)
-            return None if row is None else row["id"]
 
     # -- record and surroundings -----------------------------------------------------------------
 

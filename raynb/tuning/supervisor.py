@@ -49,6 +49,7 @@ class TuneSupervisor(RunSupervisor):
     def _has_tune_controller(self, controller: Any) -> None:
         self._controller = controller
         self._collector.save = lambda: controller.checkpoint(force=True, wait=True)
+        self._collector.end_trial = self._end_trial
         self._has_controller.set()
 
     @ray.method(concurrency_group="control")
@@ -59,15 +60,13 @@ class TuneSupervisor(RunSupervisor):
     @ray.method(concurrency_group="control")
     def stop_trial(self, trial: int) -> None:
         """End one trial; returns at once, its row tells when it is done."""
-        trial_id = self._collector.id_of(trial)
-        controller = self._controller
-        if trial_id is None or controller is None:
-            return
-        found = controller.get_trial(trial_id)
-        if found is None or found.is_finished():
-            return
-        self._collector.set_trial(trial_id, reason="stopped on request", reason_kind="stopped")
-        controller.request_stop_trial(found)
+        self._collector.ask_to_end(trial)
+
+    def _end_trial(self, trial_id: str) -> None:
+        # Tune's own queue of such requests is read by nobody (Ray 2.60).
+        trial = self._controller.get_trial(trial_id)
+        if trial is not None:
+            self._controller.stop_trial(trial)
 
     def _end(self, result: Any, error: BaseException | None) -> None:
         collector = self._collector

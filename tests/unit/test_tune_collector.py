@@ -8,12 +8,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.exceptions import ActorDiedError
 
 from raynb.engine.collector import RunFacts
 from raynb.engine.spec import read_record
 from raynb.telemetry.events import Batch, Record, RecordBatch
 from raynb.telemetry.trials import SearchMirror, records_of, results_of
-from raynb.tuning.callback import Interrupted, SearchCallback, SearchStopper, host
+from raynb.tuning.callback import Interrupted, SearchCallback, SearchStopper, error_of, host
 from raynb.tuning.collector import SearchCollector
 from raynb.tuning.spec import Criterion
 
@@ -100,8 +101,8 @@ def test_how_trials_end(search: SearchCollector) -> None:
     )
     assert (attempt, lane) == (0, 9)
     search.ingest(Batch(lane, 0, 1, failure={**failure, "at": 1.0}))
-    trials[4].get_pickled_error = lambda: RuntimeError("of the actor")
     callback.on_trial_error(1, trials, trials[4])
+    assert search.trials()[4]["state"] == "failed"
     # 5 is ended by Tune without a word.
     search.end_open_trials("the time budget of 9 s is used up", "budget")
 
@@ -195,3 +196,28 @@ def test_the_callback_travels_without_the_search(search: SearchCollector) -> Non
 
     for part in (SearchCallback().named("ASHA"), SearchStopper("acc", [Criterion("a", ">=", 1)])):
         assert type(pickle.loads(cloudpickle.dumps(part))) is type(part)
+
+
+def test_a_trial_that_is_asked_to_end_ends_at_the_next_step(search: SearchCollector) -> None:
+    ended: list[str] = []
+    search.end_trial = ended.append
+    callback, trials = SearchCallback(), [Trial(0), Trial(1)]
+    callback.on_step_begin(0, trials)
+    search.set_trial("t1", state="finished")
+    for trial in (0, 1, 7):
+        search.ask_to_end(trial)
+    assert ended == []  # the request comes on another thread
+    callback.on_step_begin(1, trials)
+    callback.on_step_begin(2, trials)
+    assert ended == ["t0"] and row(search, 0)["reason"] == "stopped on request"
+
+
+def test_an_error_is_read_where_tune_puts_it_first(tmp_path: Path) -> None:
+    from ray import cloudpickle
+
+    trial = Trial(0, pickled_error_file=str(tmp_path / "e.pkl"), error_file=str(tmp_path / "e"))
+    assert error_of(trial) is None
+    (tmp_path / "e").write_text("Failure # 1\nthe text")
+    assert "the text" in str(error_of(trial))
+    (tmp_path / "e.pkl").write_bytes(cloudpickle.dumps(ActorDiedError()))
+    assert isinstance(error_of(trial), ActorDiedError)
