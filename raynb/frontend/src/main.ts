@@ -29,6 +29,8 @@ const DRAW_TRIALS_MS = 250;
 const MANY = 64;
 /** Drawing takes at most this share of the time, whatever it costs. */
 const DRAW_SHARE = 0.2;
+/** A page that nobody sees gets no frames: what it waited was no drawing. */
+const MAX_COST_MS = 400;
 /** How long a snapshot may take before the panel says that it waits. */
 const HELLO_MS = 3_000;
 const HELLO_AGAIN_MS = 15_000;
@@ -329,7 +331,7 @@ export class Panel {
     if (drewSlow) {
       // Canvases are painted after this: what it took is known when the next frame begins.
       requestAnimationFrame(() => {
-        this.cost = performance.now() - now;
+        this.cost = Math.min(MAX_COST_MS, performance.now() - now);
       });
     }
     if (this.badgesDue) this.showBadges();

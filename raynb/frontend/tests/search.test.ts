@@ -365,6 +365,24 @@ describe("the panel of a search", () => {
     expect(panel.text(".rn-brush-chips")).toBe("");
   });
 
+  it("goes on at once when a page that was hidden for long is seen again", () => {
+    const frames: FrameRequestCallback[] = [];
+    const real = globalThis.requestAnimationFrame;
+    panel.model.emit(delta(2, { trials: [{ trial: 2, latest: 0.71 }] }));
+    panel.wait(20);
+    // As browsers do for a hidden page: frames wait, time goes on.
+    globalThis.requestAnimationFrame = (callback) => frames.push(callback);
+    panel.model.emit(delta(3, { trials: [{ trial: 2, latest: 0.72 }] }));
+    panel.wait(600);
+    for (const frame of frames.splice(0)) frame(performance.now());
+    panel.wait(600_000);
+    globalThis.requestAnimationFrame = real;
+    for (const frame of frames.splice(0)) frame(performance.now());
+    panel.model.emit(delta(4, { trials: [{ trial: 2, latest: 0.73 }] }));
+    panel.wait(2_500);
+    expect(rowOf(2).querySelector(".rn-c-latest")?.textContent).toBe("0.73");
+  });
+
   it("500 trials make some dozens of rows", () => {
     const rows = Array.from({ length: 500 }, (_, i) => trial(i));
     const { series: entries, buffers } = series(...rows.map((_, i) => curve(i, [0.1, 0.2])));
