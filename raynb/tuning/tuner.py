@@ -118,9 +118,9 @@ class TunerMaker:
         # Plain functions of one name: Tune restores a search by it.
         if self.spec.distributed:
             return self._group_trial()
-        link, fn, program, spec, reports = (
-            self.link, self.fn, self.program, self.spec, self.reports
-        )  # fmt: skip
+        # Not the spec: what makes and checks it would be imported for each trial.
+        link, fn, program, reports = self.link, self.fn, self.program, self.reports
+        metric, datasets, env = self.spec.metric, self.spec.datasets, self.spec.env
 
         def trial(config: dict[str, Any]) -> Any:
             import ray.tune
@@ -128,12 +128,12 @@ class TunerMaker:
             trial_id = ray.tune.get_context().get_trial_id()
             out = run_trial(
                 link,
-                TrialLink(trial_id, spec.metric, reports),
+                TrialLink(trial_id, metric, reports),
                 fn,
                 program,
                 config,
-                datasets=spec.datasets,
-                env=spec.env,
+                datasets=datasets,
+                env=env,
             )
             # Tune takes these as a last report, and refuses anything else.
             return out if isinstance(out, (dict, float)) else None
