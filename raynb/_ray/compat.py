@@ -19,6 +19,7 @@ _NEEDED = (
      ("report", "get_dataset_shard")),
     ("ray.train.v2._internal.execution.train_fn_utils", "get_train_fn_utils", ()),
     ("ray.train.v2.torch.train_loop_utils", "prepare_data_loader", ()),
+    ("ray.train.v2.torch.train_loop_utils", "prepare_model", ()),
     ("ray._private.ray_constants", "ENABLE_RAY_CLUSTER", ()),
     ("ray._private.ray_constants", "ENABLE_RAY_CLUSTERS_ENV_VAR", ()),
     ("ray._private.utils", "read_ray_address", ()),

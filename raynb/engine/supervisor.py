@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import psutil
+import pyarrow as pa
 import ray
 
 from raynb.engine.collector import TERMINAL, Collector, RunFacts
@@ -67,6 +68,8 @@ class Supervisor:
         os.environ.update(env)
         for name, value in RAY_DEFAULTS.items():
             os.environ.setdefault(name, value)
+        # Arrow's own pools keep what a merge of the history needed once.
+        pa.set_memory_pool(pa.system_memory_pool())
         self._collector = Collector(facts)
         self._facts = facts
         self._controller: Any = None

@@ -279,7 +279,6 @@ class HistoryWriter:
                             some = []
             if some:
                 writer.write_table(_as(schema, some))
-        pa.default_memory_pool().release_unused()
 
     def unwritten(self) -> tuple[pa.Table, int]:
         """What is not on storage after a last try, and the number of the next part.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import inspect
 import io
 import linecache
 import math
@@ -201,6 +202,33 @@ def test_a_hook_never_raises_into_training(meter: StepMeter) -> None:
     odd.step()
     meter.on_step.append(lambda: 1 / 0)  # type: ignore[arg-type, return-value]
     optimizer().step()
+
+
+def test_prepare_functions_are_watched_by_whatever_name_they_are_held(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from ray.train.torch import prepare_data_loader
+    from ray.train.v2._internal.execution import train_fn_utils
+
+    from raynb._ray.worker import watch_prepare
+
+    # As Ray's own local mode sets it.
+    local = train_fn_utils.LocalTrainFnUtils("run")
+    monkeypatch.setattr(train_fn_utils, "_train_fn_utils", local)
+    signature, code = inspect.signature(prepare_data_loader), prepare_data_loader.__code__
+    told: list[Any] = []
+    undo = watch_prepare(on_loader=told.append, on_model=told.append)
+    assert undo is not None and inspect.signature(prepare_data_loader) == signature
+    loader = DataLoader(TensorDataset(torch.zeros(3)))
+    assert prepare_data_loader(loader, move_to_device=False) is loader and told == [loader]
+    with pytest.raises(TypeError):
+        prepare_data_loader()
+    undo()
+    assert (
+        prepare_data_loader.__code__ is code and inspect.signature(prepare_data_loader) == signature
+    )
+    prepare_data_loader(loader, move_to_device=False)
+    assert told == [loader]
 
 
 # -- DDP -----------------------------------------------------------------------------------------
