@@ -34,6 +34,9 @@ import { MAX_PINNED, type Outgoing } from "./wire";
 const DRAW_MS = 100;
 const DRAW_MANY_MS = 500;
 const MANY_RANKS = 64;
+/** A frame that took longer than this was too much: the next drawing waits so many times as long. */
+const LONG_FRAME_MS = 34;
+const REST = 6;
 /** How long a snapshot may take before the panel says that it waits. */
 const HELLO_MS = 3_000;
 const HELLO_AGAIN_MS = 15_000;
@@ -86,6 +89,9 @@ export class Panel {
   /** Whether the panel is scrolled into view. */
   private seen = true;
   private frame = 0;
+  /** Milliseconds between drawings of the slow views, as this page can bear them. */
+  private pace = DRAW_MS;
+  private paceFrame = 0;
   private badgesDue = true;
   private errorLinesSeen = 0;
   private slowTimer: ReturnType<typeof setTimeout> | null = null;
@@ -122,6 +128,7 @@ export class Panel {
   destroy(): void {
     for (const cleanup of this.cleanups.splice(0)) cleanup();
     cancelAnimationFrame(this.frame);
+    cancelAnimationFrame(this.paceFrame);
     if (this.slowTimer !== null) clearTimeout(this.slowTimer);
     if (this.helloTimer !== null) clearTimeout(this.helloTimer);
     this.stop.destroy();
@@ -290,7 +297,7 @@ export class Panel {
 
   private draw(): void {
     const many = Math.max(this.state.workers.size, this.state.run?.world_size ?? 0) > MANY_RANKS;
-    const pause = many ? DRAW_MANY_MS : DRAW_MS;
+    const pause = many ? DRAW_MANY_MS : this.pace;
     const now = performance.now();
     let soonest = Number.POSITIVE_INFINITY;
     for (const mounted of this.views) {
@@ -301,6 +308,7 @@ export class Panel {
         soonest = Math.min(soonest, wait);
         continue;
       }
+      if (slow) this.measurePace(now);
       mounted.drawn = now;
       mounted.pending = changes();
       try {
@@ -315,6 +323,15 @@ export class Panel {
       this.slowTimer = null;
       this.request();
     }, soonest);
+  }
+
+  /** Drawing ends after the code did, with the pixels: the next frame tells when. */
+  private measurePace(begun: number): void {
+    cancelAnimationFrame(this.paceFrame);
+    this.paceFrame = requestAnimationFrame(() => {
+      const took = performance.now() - begun;
+      this.pace = took > LONG_FRAME_MS ? Math.min(DRAW_MANY_MS, REST * took) : DRAW_MS;
+    });
   }
 
   private showBadges(): void {

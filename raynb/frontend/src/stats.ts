@@ -6,7 +6,8 @@ export function known(values: Iterable<number | null>): number[] {
 
 /** The middle of what is known; null where nothing is. */
 export function median(values: Iterable<number | null>): number | null {
-  const sorted = known(values).sort((a, b) => a - b);
+  // Typed: it sorts numbers as numbers, and several times as fast.
+  const sorted = Float64Array.from(known(values)).sort();
   const half = sorted.length >> 1;
   const upper = sorted[half];
   if (upper === undefined) return null;

@@ -137,7 +137,7 @@ export function workerColumns(around: Surroundings): Column<RankRow>[] {
       key: "status",
       label: "status",
       title: "What the worker does now",
-      width: 130,
+      width: 142,
       always: true,
       value: ({ worker }) => STATUSES[worker.status].order - (worker.still_since === null ? 0 : 0.5),
       cell: () => statusCell(around),
