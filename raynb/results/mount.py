@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import pathlib
 import sys
+import threading
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -20,6 +21,8 @@ import traitlets
 
 #: Mounts that are kept; the controls of what was displayed before them go.
 MAX_MOUNTS = 24
+#: Seconds after which the browser is offered again what it refused.
+AGAIN_S = 1.0
 
 Build = Callable[[], Mapping[str, Any]]
 _mounts: OrderedDict[str, Mount] = OrderedDict()
@@ -48,20 +51,19 @@ def mount(token: str, build: Build) -> str:
         The token that :func:`raynb.results.static.place` marks the places with; ``""`` where no
         kernel runs.
     """
-    if token in _mounts:
-        _mounts.move_to_end(token)
-        return token
     if not in_notebook():
         return ""
-    try:
-        made = Mount(build)
-    except Exception:
-        # Without widgets the record is as good as it is in a file.
-        return ""
-    _mounts[made.token] = made
+    if token not in _mounts or _mounts[token].comm is None:
+        token = token or uuid.uuid4().hex[:12]
+        try:
+            _mounts[token] = Mount(token, build)
+        except Exception:
+            # Without widgets the record is as good as it is in a file.
+            return ""
+    _mounts.move_to_end(token)
     if len(_mounts) > MAX_MOUNTS:
         _mounts.popitem(last=False)[1].end()
-    return made.token
+    return token
 
 
 class Mount(anywidget.AnyWidget):
@@ -69,18 +71,37 @@ class Mount(anywidget.AnyWidget):
 
     Parameters
     ----------
+    token : str
     build : callable
+    tries : int
+        How often it is made anew when the browser refuses it, which a page does that has not
+        loaded its widgets yet.
     """
 
     _esm = traitlets.Unicode("").tag(sync=True)
     token = traitlets.Unicode("").tag(sync=True)
 
-    def __init__(self, build: Build) -> None:
+    def __init__(self, token: str, build: Build, tries: int = 8) -> None:
         source = pathlib.Path(__file__).with_name("mount.js").read_text(encoding="utf-8")
-        super().__init__(_esm=source, token=uuid.uuid4().hex[:12])
+        super().__init__(_esm=source, token=token)
         self._build = build
         self._built: Mapping[str, Any] | None = None
+        self._tries = tries
         self.on_msg(self._message)
+        if self.comm is not None and hasattr(self.comm, "on_close"):
+            self.comm.on_close(self._refused)
+
+    def _refused(self, _: object = None) -> None:
+        """The browser closed it."""
+        if self._tries and _mounts.get(self.token) is self:
+
+            def again() -> None:
+                with contextlib.suppress(Exception):
+                    _mounts[self.token] = Mount(self.token, self._build, self._tries - 1)
+
+            timer = threading.Timer(AGAIN_S, again)
+            timer.daemon = True
+            timer.start()
 
     def _message(self, _: Any, content: Any, buffers: Any) -> None:
         if not isinstance(content, dict) or content.get("kind") != "hello":
@@ -92,6 +113,7 @@ class Mount(anywidget.AnyWidget):
 
     def end(self) -> None:
         """Take the widgets away; the static record comes back in their place."""
+        _mounts.pop(self.token, None)
         with contextlib.suppress(Exception):
             for widget in (self._built or {}).values():
                 _close(widget)

@@ -233,9 +233,15 @@ def blind_node(cluster: None, notebook: Any) -> Iterator[Path]:
     storage.mkdir()
     if subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode:
         pytest.skip("mounting needs root")
+    # The tests' cluster listens on loopback, where `ray start` looks for none.
+    ray_start = (
+        "import ray._private.services as s; s.get_node_ip_address = lambda *_: '127.0.0.1'; "
+        "from ray.scripts.scripts import main; main()"
+    )
     start = (
-        f"mount -t tmpfs tmpfs {storage} && exec {sys.executable} -m ray.scripts.scripts start "
-        f"--address={ray.get_runtime_context().gcs_address} --num-cpus=1 --block"
+        f'mount -t tmpfs tmpfs {storage} && exec {sys.executable} -c "{ray_start}" start '
+        f"--address={ray.get_runtime_context().gcs_address} --num-cpus=1 --block "
+        "--node-ip-address=127.0.0.1"
     )
 
     def alive() -> int:
@@ -244,13 +250,19 @@ def blind_node(cluster: None, notebook: Any) -> Iterator[Path]:
     def until(count: int) -> None:
         end = time.monotonic() + 60
         while alive() != count:
-            assert time.monotonic() < end, ray.nodes()
+            assert time.monotonic() < end and (count == 1 or process.poll() is None), (
+                log.read_text()[-4000:]
+            )
             time.sleep(0.2)
 
-    process = subprocess.Popen(
-        ["unshare", "-m", "sh", "-c", start], start_new_session=True, stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+    log = notebook.directory / "node.log"
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            ["unshare", "-m", "sh", "-c", start],
+            start_new_session=True,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+        )
     try:
         until(2)
         yield storage
