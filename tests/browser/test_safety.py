@@ -1,0 +1,155 @@
+"""What a worker says is text, wherever it is shown, and a flood of it leaves the page quick."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from lab import Notebook
+from nbconvert import HTMLExporter
+
+#: Markup of which any single part, run as markup, sets the canary.
+EVIL = (
+    '<img src=x onerror="window.__pwned=1"><script>window.__pwned=1</script>'
+    "\"><svg onload='window.__pwned=1'>"
+)
+
+HOSTILE = """%%distributed_train -n 2 --name hostile --storage-path {storage}
+import pathlib, sys, time, raynb, ray.train, torch
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+evil = {evil!r}
+rank = ray.train.get_context().get_world_rank()
+items = {{"__len__": lambda self: 80, "__getitem__": lambda self, i: float(i)}}
+rows = type(evil, (Dataset,), items)()
+sampler = DistributedSampler(rows, num_replicas=2, rank=rank)
+loader = DataLoader(rows, batch_size=8, sampler=sampler)
+while not pathlib.Path({end!r}).exists():
+    for batch in loader:
+        raynb.log({{"loss " + evil: 1.0, "nan " + evil: float("nan"), "text " + evil: evil}})
+        print(evil)
+        print(evil, file=sys.stderr)
+        time.sleep(0.1)
+if rank == 1:
+    raise type("Error" + evil, (ValueError,), {{}})("bad batch " + evil)  # {evil}
+time.sleep(1e6)"""
+
+FLOOD = """%%distributed_train -n 2 --background -o run --name flood --storage-path {storage}
+import time, ray.train, raynb
+
+rank = ray.train.get_context().get_world_rank()
+for i in range({lines}):
+    print(f"rank {{rank}} says line {{i}}")
+raynb.log({{"said": 1.0}})
+time.sleep(1e6)"""
+LINES = 200_000
+
+
+def pwned(notebook: Notebook) -> bool:
+    return bool(notebook.page.evaluate("() => window.__pwned !== undefined"))
+
+
+def test_markup_from_workers_stays_text(
+    open_notebook: Callable[..., Notebook], shot: Callable[..., None], tmp_path: Path
+) -> None:
+    """In the panel, the record, the record of a reopened notebook, and nbconvert's page."""
+    end = tmp_path / "end"
+    notebook = open_notebook(
+        "hostile.ipynb",
+        [
+            "%load_ext raynb",
+            HOSTILE.format(storage=tmp_path, evil=EVIL, end=str(end)),
+        ],
+    )
+    notebook.run_all()
+    notebook.wait_state("Training")
+    shown = {
+        "overview": f"loss {EVIL}",  # a chart's name
+        "workers": "running",
+        "data": EVIL,  # the dataset's class
+        "logs": EVIL,
+        "hints": f"nan {EVIL}",
+    }
+    for tab, text in shown.items():
+        notebook.tab(tab).get_by_text(text).first.wait_for(timeout=30_000)
+        assert text in notebook.tab(tab).inner_text()
+        assert not pwned(notebook), tab
+    notebook.tab("hints")
+    shot(notebook, "panel-hints")
+
+    end.touch()
+    notebook.wait_text("✗ Failed", 60)
+    notebook.wait_idle()
+    notebook.save()
+
+    def check_record(where: str) -> None:
+        text = notebook.text()
+        assert f"bad batch {EVIL}" in text and f"Error{EVIL}" in text, where
+        assert "rank 1" in text and "Cell In[2], line 18" in text, where
+        assert f"nan {EVIL}" in text, where  # the metric's name, in a hint
+        for section in notebook.output("details").all():
+            section.evaluate("e => { e.open = true; }")
+        assert f"text {EVIL}" in notebook.text(), where
+        time.sleep(0.5)  # an image that fails to load, or is seen now, would tell by now
+        assert not pwned(notebook), where
+
+    check_record("the record")
+    shown_errors = [
+        o for c in notebook.stored().cells for o in c.outputs if o.output_type == "error"
+    ]
+    assert [e.ename for e in shown_errors] == ["TrainingError"]
+
+    notebook.page.evaluate("() => window.jupyterapp.serviceManager.kernels.shutdownAll()")
+    notebook.open(kernel=False)
+    notebook.wait_text("✗ Failed", 30)
+    check_record("the reopened notebook")
+
+    page = tmp_path / "hostile.html"
+    page.write_text(HTMLExporter().from_notebook_node(notebook.stored())[0])
+    notebook.page.goto(page.as_uri())
+    notebook.wait_text("✗ Failed", 30)
+    check_record("nbconvert's page")
+
+    # The canary is alive: as markup, the same text sets it.
+    notebook.page.evaluate("(evil) => { document.body.innerHTML += evil; }", EVIL)
+    notebook.page.wait_for_function("() => window.__pwned === 1")
+
+
+def test_a_flood_of_lines(open_notebook: Callable[..., Notebook], tmp_path: Path) -> None:
+    """The page stays quick, the panel bounded, and a rank's whole log can be saved."""
+    notebook = open_notebook(
+        "flood.ipynb",
+        ["%load_ext raynb", FLOOD.format(storage=tmp_path, lines=LINES)],
+    )
+    notebook.run_all()
+    notebook.wait_state("Training")
+    logs = notebook.tab("logs")
+    logs.locator(".rn-log-line").first.wait_for(timeout=60_000)
+    trips = []
+    end = time.monotonic() + 120
+    while not notebook.panel.locator(".rn-card[data-metric=said]").count():
+        began = time.monotonic()
+        notebook.page.evaluate("() => 1")
+        trips.append(time.monotonic() - began)
+        if len(trips) % 20 == 0:
+            notebook.tab("overview")
+            notebook.page.wait_for_timeout(150)
+            notebook.tab("logs")
+        assert time.monotonic() < end, "the flood does not end"
+        time.sleep(0.02)
+    print(f"{len(trips)} trips: median {statistics.median(trips):.4f} s, max {max(trips):.3f} s")
+    assert len(trips) > 20, "the flood was over before it was looked at"
+    assert statistics.quantiles(trips, n=20)[-1] < 0.2
+    assert notebook.page.locator(".rn-log-line").count() < 200, "lines out of view are not drawn"
+
+    notebook.tab("logs")
+    logs.locator("select").select_option("1")
+    with notebook.page.expect_download() as caught:
+        logs.get_by_role("button", name="download").click()
+    assert caught.value.suggested_filename == "rank-00001.log"
+    saved = Path(caught.value.path()).read_text().splitlines()
+    assert saved == [f"rank 1 says line {i}" for i in range(LINES)]
+    logs.get_by_text("Saved rank-00001.log.").wait_for()
+    assert notebook.execute("print(run.stop(20), run.state)") == "None stopped"
