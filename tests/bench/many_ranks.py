@@ -19,6 +19,8 @@ import statistics
 import tempfile
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import psutil
@@ -125,6 +127,54 @@ class Ranks:
         return sum(not channel.close(60) for channel in self._channels)
 
 
+@dataclass
+class Simulation:
+    """A run of simulated ranks: ``senders`` log until they are told, the run ends with ``end``."""
+
+    run: Any
+    senders: list[Any]
+    end: pathlib.Path
+
+
+def simulate(
+    directory: str, ranks: int, processes: int, watch: Callable[[Any], object]
+) -> Simulation:
+    """Start a real supervisor without a trainer, and ranks that speak to it, many to a process.
+
+    Parameters
+    ----------
+    directory : str
+        For the history.
+    ranks, processes : int
+    watch : callable
+        Called with the run before its first news.
+    """
+    from raynb._ray import cluster
+    from raynb.engine.collector import RunFacts
+    from raynb.engine.run import RemoteBackend, Run
+
+    cluster.start_local()
+    facts = RunFacts("many-ranks", f"{directory}/run", ("loss", "min"))
+    backend = RemoteBackend.start(facts, {})
+    run = Run(facts, lambda result, **parts: parts["history"])
+    watch(run)
+    end = pathlib.Path(directory, "end")
+    trainer = NoTrainer(str(end))
+    ray.get(backend.actor.start.remote(lambda: trainer))
+    ray.get(backend.actor.controller_event.remote("group_starting", {"num_workers": ranks}))
+    run.attach(backend)
+    size = -(-ranks // processes)
+    senders = [
+        Ranks.remote(backend.actor, range(k, min(k + size, ranks)), ranks)
+        for k in range(0, ranks, size)
+    ]
+    began = time.monotonic()
+    for sender in senders:
+        ray.get(sender.__ray_ready__.remote())
+    print(f"{ranks:,} ranks said hello in {time.monotonic() - began:.1f} s", flush=True)
+    return Simulation(run, senders, end)
+
+
 class Browser:
     """Counts what would be sent to one."""
 
@@ -164,32 +214,13 @@ def main() -> None:
     parser.add_argument("--hz", type=float, default=10.0)
     parser.add_argument("--processes", type=int, default=2)
     args = parser.parse_args()
-    from raynb._ray import cluster
-    from raynb.engine.collector import RunFacts
-    from raynb.engine.run import RemoteBackend, Run
 
-    cluster.start_local()
     with tempfile.TemporaryDirectory() as directory:
-        facts = RunFacts("many-ranks", f"{directory}/run", ("loss", "min"))
-        backend = RemoteBackend.start(facts, {})
-        run = Run(facts, lambda result, **parts: parts["history"])
-        browser = Browser(run)
-        end = pathlib.Path(directory, "end")
-        trainer = NoTrainer(str(end))
-        ray.get(backend.actor.start.remote(lambda: trainer))
-        ray.get(
-            backend.actor.controller_event.remote("group_starting", {"num_workers": args.ranks})
+        browsers: list[Browser] = []
+        started = simulate(
+            directory, args.ranks, args.processes, lambda run: browsers.append(Browser(run))
         )
-        run.attach(backend)
-        size = -(-args.ranks // args.processes)
-        senders = [
-            Ranks.remote(backend.actor, range(k, min(k + size, args.ranks)), args.ranks)
-            for k in range(0, args.ranks, size)
-        ]
-        began = time.monotonic()
-        for sender in senders:
-            ray.get(sender.__ray_ready__.remote())
-        print(f"{args.ranks:,} ranks said hello in {time.monotonic() - began:.1f} s", flush=True)
+        run, senders, [browser] = started.run, started.senders, browsers
         sent = [sender.run.remote(args.seconds, args.hz) for sender in senders]
 
         kernel = psutil.Process()
@@ -222,7 +253,7 @@ def main() -> None:
         records = sum(ray.get(sent))
         refused = sum(ray.get([sender.close.remote() for sender in senders]))
         threads = threading.active_count()
-        end.touch()
+        started.end.touch()
         run._done.wait(120)
         rows = len(run.result)
         frame = run.result.group_by("rank").aggregate([("step", "count_distinct")])
