@@ -52,7 +52,7 @@ def pwned(notebook: Notebook) -> bool:
 
 
 def test_markup_from_workers_stays_text(
-    open_notebook: Callable[..., Notebook], shot: Callable[..., None], tmp_path: Path
+    open_notebook: Callable[..., Notebook], tmp_path: Path
 ) -> None:
     """In the panel, the record, the record of a reopened notebook, and nbconvert's page."""
     end = tmp_path / "end"
@@ -76,8 +76,6 @@ def test_markup_from_workers_stays_text(
         notebook.tab(tab).get_by_text(text).first.wait_for(timeout=30_000)
         assert text in notebook.tab(tab).inner_text()
         assert not pwned(notebook), tab
-    notebook.tab("hints")
-    shot(notebook, "panel-hints")
 
     end.touch()
     notebook.wait_text("✗ Failed", 60)
