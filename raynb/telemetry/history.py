@@ -30,9 +30,9 @@ FLUSH_S = 2.0
 SPOOLED_FLUSH_S = 10.0
 #: Parts of one size are merged into one past this many, and those into larger ones, so that a long
 #: run neither ends in a swarm of files nor is written anew all the time.
-MAX_PARTS = 64
+MAX_PARTS = 24
 #: Parts that hold more rows together are not merged again, and rows that a merge holds at a time.
-MAX_MERGED_ROWS, MERGE_ROWS = 20_000_000, 50_000
+MAX_MERGED_ROWS, MERGE_ROWS = 20_000_000, 20_000
 #: Rows that wait for storage in memory; past them, they wait in local files.
 MAX_PENDING = 1_000_000
 
