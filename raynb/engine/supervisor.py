@@ -201,6 +201,17 @@ class Supervisor:
         self._end(result, error)
 
     def _end(self, result: Any, error: BaseException | None) -> None:
+        try:
+            self._conclude(result, error)
+        except Exception as broken:
+            # The kernel waits for a last state and an outcome, whatever happens.
+            self._outcome = Outcome("failed", None, error or broken, None, 0)
+            shown = {"title": "the run's end failed", "rank": None, "text": repr(broken)}
+            self._collector.set_state("failed", repr(broken)[:500], error={**shown, "line": None})
+        finally:
+            self._ended.set()
+
+    def _conclude(self, result: Any, error: BaseException | None) -> None:
         failure = self._collector.first_failure()
         if error is None and result is not None:
             state, message, shown = "finished", "", None
@@ -217,7 +228,6 @@ class Supervisor:
         last = max((f["attempt"] for f in self._collector.failures), default=0)
         ranks = {f["rank"] for f in self._collector.failures if f["attempt"] == last}
         self._outcome = Outcome(state, result, error, failure, max(0, len(ranks) - 1))
-        self._ended.set()
 
     def _abort(self) -> None:
         time.sleep(interval_s(len(self._collector.workers())) + DRAIN_S)

@@ -31,8 +31,8 @@ SPOOLED_FLUSH_S = 10.0
 #: Parts of one size are merged into one past this many, and those into larger ones, so that a long
 #: run neither ends in a swarm of files nor is written anew all the time.
 MAX_PARTS = 24
-#: Parts that hold more rows together are not merged again, and rows that a merge holds at a time.
-MAX_MERGED_ROWS, MERGE_ROWS = 20_000_000, 20_000
+#: Parts that hold more rows together are not merged again, and values that a merge holds at a time.
+MAX_MERGED_ROWS, MERGE_CELLS = 20_000_000, 200_000
 #: Rows that wait for storage in memory; past them, they wait in local files.
 MAX_PENDING = 1_000_000
 
@@ -197,12 +197,14 @@ class HistoryWriter:
         """Move what waits for storage to a local file once memory holds too much of it."""
         if sum(len(records) for _, _, records in pending) < MAX_PENDING:
             return False
-        file = tempfile.TemporaryFile(prefix="raynb-history-")  # noqa: SIM115
-        try:
-            pq.write_table(to_table(pending), file)
-        except OSError:  # the disk is full: memory has to do
-            file.close()
-            return False
+        with contextlib.ExitStack() as undo:
+            try:
+                file = tempfile.TemporaryFile(prefix="raynb-history-")  # noqa: SIM115
+                undo.callback(file.close)
+                pq.write_table(to_table(pending), file)
+            except Exception:  # the disk is full, or there is none: memory has to do
+                return False
+            undo.pop_all()
         self._spool.append(file)
         return True
 
@@ -274,7 +276,8 @@ class HistoryWriter:
                     for group in range(file.num_row_groups):
                         # Each thread of a pool would keep memory after it.
                         some.append(file.read_row_group(group, use_threads=False))
-                        if sum(table.num_rows for table in some) >= MERGE_ROWS:
+                        cells = len(schema) * sum(table.num_rows for table in some)
+                        if cells >= MERGE_CELLS:
                             writer.write_table(_as(schema, some))
                             some = []
             if some:

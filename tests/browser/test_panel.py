@@ -37,19 +37,20 @@ while True:
 
 
 def colours(notebook: Notebook) -> list[int]:
-    """How many pixels of the first chart are of rank 0's and of rank 1's colour."""
+    """How many pixels of the first chart are of rank 0's and of rank 1's colour, in any theme."""
     found: list[int] = notebook.page.evaluate(
         """() => {
              const canvas = document.querySelector('.jp-OutputArea-output .raynb-panel canvas');
              if (canvas === null || canvas.width === 0) return [0, 0];
              const { width, height } = canvas;
              const { data } = canvas.getContext('2d').getImageData(0, 0, width, height);
-             const near = (i, c) => [0, 1, 2].every(k => Math.abs(data[i + k] - c[k]) < 40);
+             const near = (i, colours) => colours.some(
+               c => [0, 1, 2].every(k => Math.abs(data[i + k] - c[k]) < 40));
              const found = [0, 0];
              for (let i = 0; i < data.length; i += 4) {
                if (data[i + 3] < 128) continue;
-               if (near(i, [0, 114, 178])) found[0]++;
-               else if (near(i, [213, 94, 0])) found[1]++;
+               if (near(i, [[0, 114, 178], [92, 179, 236]])) found[0]++;
+               else if (near(i, [[213, 94, 0], [255, 138, 61]])) found[1]++;
              }
              return found;
            }"""
@@ -81,8 +82,10 @@ def test_quickstart_on_fashion_mnist(
     notebook.wait_steps(2)
     before = notebook.steps()
     notebook.wait_steps(max(before) + 1)
-    workers = notebook.tab("workers").inner_text()
-    assert re.search(r"CPU[\s\d%/.]*\d+\s*%", workers), "utilisation of each worker"
+    rows = notebook.panel.locator(".rn-workers-view .rn-row")
+    used = rows.locator(".rn-c-util").all_inner_texts()
+    assert [bool(re.search(r"\d+ %", text)) for text in used] == [True, True], used
+    assert "CPU" in rows.locator(".rn-c-device").first.inner_text()
     data = notebook.tab("data").inner_text()
     assert re.search(r"[\d,]+ of 1,536 rows", data), "shard totals add up to the data"
     assert len(re.findall(r"\b768\b", data)) >= 2, "each rank's share"

@@ -158,7 +158,7 @@ def test_a_merge_holds_few_rows_and_keeps_all_columns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(history_module, "MAX_PARTS", 8)
-    monkeypatch.setattr(history_module, "MERGE_ROWS", 100)
+    monkeypatch.setattr(history_module, "MERGE_CELLS", 100 * 9)
     held: list[int] = []
     real = history_module._as
 
@@ -251,6 +251,24 @@ def test_a_full_local_disk_leaves_memory(tmp_path: Path, monkeypatch: pytest.Mon
     one.add(0, 0, batch({"a": 1.0}))
     one.flush()
     assert full.closed and not one._spool
+    (tmp_path / "run").unlink()
+    assert to_frame(one.table())["a"].tolist() == [1.0]
+
+
+def test_no_place_for_local_files_leaves_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history_module, "MAX_PENDING", 1)
+    one = writer(tmp_path / "run" / "history")
+    (tmp_path / "run").write_text("a file in the way")
+
+    def nowhere(**_: object) -> None:
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.setattr(history_module.tempfile, "TemporaryFile", nowhere)
+    one.add(0, 0, batch({"a": 1.0}))
+    one.flush()
+    assert one.error is not None
     (tmp_path / "run").unlink()
     assert to_frame(one.table())["a"].tolist() == [1.0]
 

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -299,12 +300,27 @@ def test_a_gradient_that_stops_coming_is_replaced(meter: StepMeter, group: None)
     next(
         p for p, h in zip(model.parameters(), hooks(model), strict=True) if h
     ).requires_grad = False
-    model = DistributedDataParallel(inner)
-    train(model, steps, MISSED)
+    rebuilt = DistributedDataParallel(inner)
+    train(rebuilt, steps, MISSED)
     assert meter.measured == counted
-    train(model, steps, 5)
+    train(rebuilt, steps, 5)
     assert meter.measured == counted + 5
     peers.remove()
+
+
+def test_a_watched_model_can_be_let_go(meter: StepMeter, group: None) -> None:
+    for _ in range(3):  # as for the folds of a cross-validation
+        model = DistributedDataParallel(net())
+        PeerWait(model, meter)
+        steps = torch.optim.SGD(model.parameters(), lr=0.1)
+        train(model, steps, LEARN)
+        weights = [weakref.ref(p) for p in model.parameters()]
+        del model, steps
+        gc.collect()
+        assert [w() for w in weights] == [None] * len(weights)
+    model = net()
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1), 1)
+    assert not meter.on_step and not meter.readers
 
 
 def test_watched_models_copy_and_save_as_ever(meter: StepMeter, group: None) -> None:
