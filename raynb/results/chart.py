@@ -293,6 +293,8 @@ def compare_png(
     _dress(ax, metric, 0)
     if x == "time":
         ax.set_xlabel("seconds since the run's first record")
+    else:
+        _whole_steps(ax, shown)
     _legend(ax, *ax.get_legend_handles_labels())
     _tell_broken(ax, shown)
     return _saved(figure)
@@ -321,8 +323,6 @@ def chart_png(
     shown = [c for c in curves if c.metric == metric and len(c.value)]
     if not shown:
         return None
-    from matplotlib.ticker import MaxNLocator
-
     if x == "time":
         start = min(float(c.time[0]) for c in shown)
         shown = [dataclasses.replace(c, step=c.time - start) for c in shown]
@@ -335,10 +335,18 @@ def chart_png(
     _dress(ax, metric, len(ranks))
     if x == "time":
         ax.set_xlabel("seconds since the first record")
-    elif all((c.step % 1 == 0).all() for c in shown):
-        ax.xaxis.set_major_locator(MaxNLocator(nbins=9, integer=True))
+    else:
+        _whole_steps(ax, shown)
     _tell_broken(ax, shown)
     return _saved(figure)
+
+
+def _whole_steps(ax: Axes, curves: Sequence[Curve]) -> None:
+    """No half steps on the axis where all are whole."""
+    from matplotlib.ticker import MaxNLocator
+
+    if all((c.step % 1 == 0).all() for c in curves):
+        ax.xaxis.set_major_locator(MaxNLocator(nbins=9, integer=True))
 
 
 def _figure() -> tuple[Figure, Axes]:

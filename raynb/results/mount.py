@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import pathlib
 import sys
-import threading
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -21,8 +20,6 @@ import traitlets
 
 #: Mounts that are kept; the controls of what was displayed before them go.
 MAX_MOUNTS = 24
-#: Seconds after which the browser is offered again what it refused.
-AGAIN_S = 1.0
 
 Build = Callable[[], Mapping[str, Any]]
 _mounts: OrderedDict[str, Mount] = OrderedDict()
@@ -53,8 +50,8 @@ def mount(token: str, build: Build) -> str:
     """
     if not in_notebook():
         return ""
-    if token not in _mounts or _mounts[token].comm is None:
-        token = token or uuid.uuid4().hex[:12]
+    if token not in _mounts:
+        token = uuid.uuid4().hex[:12]
         try:
             _mounts[token] = Mount(token, build)
         except Exception:
@@ -73,35 +70,17 @@ class Mount(anywidget.AnyWidget):
     ----------
     token : str
     build : callable
-    tries : int
-        How often it is made anew when the browser refuses it, which a page does that has not
-        loaded its widgets yet.
     """
 
     _esm = traitlets.Unicode("").tag(sync=True)
     token = traitlets.Unicode("").tag(sync=True)
 
-    def __init__(self, token: str, build: Build, tries: int = 8) -> None:
+    def __init__(self, token: str, build: Build) -> None:
         source = pathlib.Path(__file__).with_name("mount.js").read_text(encoding="utf-8")
         super().__init__(_esm=source, token=token)
         self._build = build
         self._built: Mapping[str, Any] | None = None
-        self._tries = tries
         self.on_msg(self._message)
-        if self.comm is not None and hasattr(self.comm, "on_close"):
-            self.comm.on_close(self._refused)
-
-    def _refused(self, _: object = None) -> None:
-        """The browser closed it."""
-        if self._tries and _mounts.get(self.token) is self:
-
-            def again() -> None:
-                with contextlib.suppress(Exception):
-                    _mounts[self.token] = Mount(self.token, self._build, self._tries - 1)
-
-            timer = threading.Timer(AGAIN_S, again)
-            timer.daemon = True
-            timer.start()
 
     def _message(self, _: Any, content: Any, buffers: Any) -> None:
         if not isinstance(content, dict) or content.get("kind") != "hello":

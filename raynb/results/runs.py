@@ -27,7 +27,7 @@ from raynb.results.open import SNAPSHOT, last_written, load_record, unreadable
 from raynb.results.open import open as open_run
 from raynb.results.page import Table, best_of, duration_of, state_of, told_best, workers_of
 from raynb.results.run_result import RunResult
-from raynb.results.static import render_table, text_table
+from raynb.results.static import boxed_table, render_table, text_table
 from raynb.results.text import UNKNOWN, clean_line, format_moment, number, plural
 from raynb.telemetry.units import human_seconds
 
@@ -188,10 +188,8 @@ class RunsTable:
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         self._live = mount(self._live, self._controls) if len(self) > 1 else ""
-        return {"text/plain": repr(self), "text/html": self._html(self._live)}
-
-    def _html(self, live: str = "") -> str:
-        return render_table(self._title, self._table(), live)
+        html = boxed_table(self._title, self._table(), self._live)
+        return {"text/plain": repr(self), "text/html": html}
 
     def _controls(self) -> dict[str, Any]:
         """Widgets for the place of the table, in a live notebook."""
@@ -200,7 +198,7 @@ class RunsTable:
         columns = ("name", "state", "started", "duration", "best", "workers", "records")
 
         def render(column: str, high_first: bool) -> str:
-            return self.sort(column, descending=high_first)._html()
+            return render_table(self._title, self.sort(column, high_first)._table())
 
         return {"table": table_sorter(columns, "started", render)}
 
