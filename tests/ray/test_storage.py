@@ -24,6 +24,8 @@ from raynb.errors import ResourceError, StorageError
 
 #: Accuracies whose two best are neither the first nor the last two.
 ACCURACIES = (0.5, 0.9, 0.7, 0.6, 0.8)
+#: The same with a last one that Ray keeps beside the two best, for being the latest.
+LAST_IS_WORSE = (0.5, 0.9, 0.7, 0.8, 0.6)
 CELL = textwrap.dedent(
     """
     import os, tempfile, torch, ray.train
@@ -190,7 +192,8 @@ def test_after_the_kernel_was_killed_a_new_one_shows_the_same(tmp_path: Path) ->
         "result.history.to_parquet(Path({0!r}) / 'history.parquet')\n"
         "result.checkpoints.to_json(Path({0!r}) / 'checkpoints.json')\n"
         "result.metrics_dataframe.to_json(Path({0!r}) / 'metrics.json')\n"
-        "print(result.name, result.state, result.duration, result.num_workers, result.path)"
+        "print(result.name, result.state, result.duration, result.num_workers, result.path)\n"
+        "print(result.checkpoint.path, result.metrics)"
     )
     said = []
     for k in range(2):
@@ -199,7 +202,7 @@ def test_after_the_kernel_was_killed_a_new_one_shows_the_same(tmp_path: Path) ->
         try:
             if k == 0:
                 kernel.run(
-                    f"%load_ext raynb\nimport raynb\nconfig = {{'accuracies': {ACCURACIES}}}"
+                    f"%load_ext raynb\nimport raynb\nconfig = {{'accuracies': {LAST_IS_WORSE}}}"
                 )
                 kernel.run(
                     f"%%distributed_train -n 2 --name demo --storage-path runs {OPTIONS}\n{CELL}"
@@ -218,10 +221,10 @@ def test_after_the_kernel_was_killed_a_new_one_shows_the_same(tmp_path: Path) ->
     for name in ("checkpoints.json", "metrics.json"):
         assert (tmp_path / "0" / name).read_text() == (tmp_path / "1" / name).read_text()
     kept = sorted(p.name for p in (tmp_path / "runs" / "demo").glob("checkpoint_2*"))
-    assert kept == sorted(
-        json.loads((tmp_path / "0" / "checkpoints.json").read_text())["name"].values()
-    )
-    assert len(kept) == 2
+    table = json.loads((tmp_path / "0" / "checkpoints.json").read_text())
+    assert sorted(table["accuracy"].values()) == [0.8, 0.9]
+    assert sorted(table["name"].values()) == [kept[0], kept[1]]
+    assert len(kept) == 3 and kept[2] in said[0], "the two best, and the latest"
 
 
 @pytest.fixture
