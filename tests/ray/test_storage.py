@@ -69,7 +69,8 @@ def test_train_list_load_and_compare_on_s3(notebook: Any, s3: str) -> None:
         f'%%distributed_train -n 2 --name one --storage-path "{address}" {OPTIONS}\n{CELL}'
     )
     notebook.run(
-        f'%%distributed_train --local --name two --storage-path "{address}" {OPTIONS}\n{CELL}'
+        f'%%distributed_train --local --name "zwei Läufe" --storage-path "{address}" {OPTIONS}\n'
+        + CELL
     )
     result = notebook["result"]
 
@@ -78,7 +79,8 @@ def test_train_list_load_and_compare_on_s3(notebook: Any, s3: str) -> None:
         import json, sys, torch, raynb
         runs = raynb.runs("s3://bucket/runs")
         print(json.dumps(sorted(runs)))
-        one = runs["one"]
+        one, two = runs["one"], runs["zwei Läufe"]
+        exec(two.checkpoints["code"][0])
         print(one.history.to_json())
         print(one.checkpoints.drop(columns="code").to_json())
         model = torch.nn.Linear(3, 2)
@@ -86,7 +88,7 @@ def test_train_list_load_and_compare_on_s3(notebook: Any, s3: str) -> None:
         print(model.weight[0, 0].item())
         exec(one.checkpoints["code"][0])
         print(weights["weight"][0, 0].item())
-        both = raynb.compare(one, "s3://bucket/runs/two")
+        both = raynb.compare(one, "s3://bucket/runs/zwei Läufe")
         print(json.dumps(both.options.to_dict()), sorted(both._repr_mimebundle_()))
         print(repr(one), one._repr_mimebundle_()["text/html"])
     """
@@ -100,7 +102,7 @@ def test_train_list_load_and_compare_on_s3(notebook: Any, s3: str) -> None:
     )  # fmt: skip
     assert said.returncode == 0, said.stderr[-4000:]
     names, history, checkpoints, best, first, compared, *shown = said.stdout.splitlines()
-    assert json.loads(names) == ["one", "two"]
+    assert json.loads(names) == ["one", "zwei Läufe"]
     here = raynb.runs(address)["one"]
     assert history == here.history.to_json() and len(here.history) == 2 * 5 * 4
     assert checkpoints == here.checkpoints.drop(columns="code").to_json()
@@ -113,7 +115,7 @@ def test_train_list_load_and_compare_on_s3(notebook: Any, s3: str) -> None:
     assert "secret" not in said.stdout and "s3://bucket/runs/one" in "".join(shown)
 
     # The result of the cell that trained is the same, and so are the files that Ray kept.
-    assert result.uri == address.replace("runs?", "runs/two?")
+    assert result.uri == address.replace("runs?", "runs/zwei Läufe?")
     files, path = pafs.FileSystem.from_uri(address)
     kept = files.get_file_info(pafs.FileSelector(f"{path}/one"))
     kept_names = sorted(i.base_name for i in kept if i.base_name.startswith("checkpoint_2"))

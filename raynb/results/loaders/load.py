@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow.fs as pafs
 
-from raynb.engine.spec import absolute_storage, filesystem_of, without_secrets
+from raynb.engine.spec import absolute_storage, address_on, filesystem_of, without_secrets
 from raynb.errors import CheckpointError, OptionError, RaynbError
 from raynb.results.checkpoints import best_index
 from raynb.results.fetch import fetch
@@ -209,7 +209,8 @@ def _opened(source: Any, whole: bool) -> Iterator[_Place]:
         source = checkpoint_of(source)
     # Before paths: Ray's Checkpoint pretends to be one, to say that it is none.
     if hasattr(source, "filesystem") and hasattr(source, "as_directory"):
-        filesystem, path, shown = source.filesystem, source.path, str(source.path)
+        filesystem, path = source.filesystem, str(source.path)
+        shown = address_on(filesystem, path)
     elif isinstance(source, str | os.PathLike) and os.fspath(source):
         address = absolute_storage(source)
         filesystem, path = filesystem_of(address)
