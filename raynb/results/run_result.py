@@ -52,7 +52,7 @@ from raynb.results.text import (
     number,
     plural,
 )
-from raynb.telemetry.history import concat, to_frame
+from raynb.telemetry.history import BASE_COLUMNS, concat, to_frame
 from raynb.telemetry.units import human_seconds
 
 if TYPE_CHECKING:
@@ -324,6 +324,13 @@ class RunResult(Result):
         else:
             names = [metrics] if isinstance(metrics, str) else _listed("metrics", metrics)
         missing = [name for name in names if name not in known]
+        others = set(self.history.columns) - set(BASE_COLUMNS)
+        texts = [name for name in missing if isinstance(name, str) and name in others]
+        if texts:
+            raise OptionError(
+                f"{texts[0]!r} is no number, so it can't be plotted",
+                hint=f"numbers are {', '.join(known)}" if known else "",
+            )
         if missing:
             raise OptionError(
                 f"the history has no metric {', '.join(map(repr, missing))}",
@@ -331,15 +338,18 @@ class RunResult(Result):
             )
         if x not in ("step", "time"):
             raise OptionError(f"x must be 'step' or 'time', not {x!r}")
-        if ranks is not None and not isinstance(ranks, int | np.integer):
-            ranks = _listed("ranks", ranks)
-        wanted = None if ranks is None else set(ranks if isinstance(ranks, list) else [ranks])
-        there = set(self.history["rank"]) if "rank" in self.history else set()
-        if wanted is not None and not wanted <= there:
-            raise OptionError(
-                f"the history has no rank {', '.join(sorted(map(repr, wanted - there)))}",
-                hint=f"it has {', '.join(map(str, sorted(there)))}" if there else "",
+        wanted: list[int] | None = None
+        if ranks is not None:
+            wanted = (
+                [int(ranks)] if isinstance(ranks, int | np.integer) else _listed("ranks", ranks)
             )
+            there = sorted(set(self.history["rank"])) if "rank" in self.history else []
+            unknown = [rank for rank in wanted if rank not in there]
+            if unknown:
+                raise OptionError(
+                    f"the history has no rank {', '.join(map(repr, unknown))}",
+                    hint=f"it has {', '.join(map(str, there))}" if there else "",
+                )
         curves = curves_of(self.history, self._nan_rows, metrics=names, ranks=wanted)
         if ax is None:
             import matplotlib.pyplot as plt
@@ -414,8 +424,12 @@ class RunResult(Result):
             facts.append(plural(self.num_workers, "worker"))
         lines = [" · ".join(facts)]
         if self.error is not None:
-            first = clean(self.error, 1_000).strip().partition("\n")[0]
-            lines.append(f"  error        {type(self.error).__name__}: {clean_line(first)}")
+            # Ray's own text is a headline alone: what failed, and where, is in the record.
+            told = mapping(self.record.get("error")).get("title")
+            if not told:
+                first = clean(self.error, 1_000).strip().partition("\n")[0]
+                told = f"{type(self.error).__name__}: {first}"
+            lines.append(f"  error        {clean_line(told, 500)}")
         if self.metrics is not None:
             shown = ", ".join(
                 f"{clean_line(k, 40)} {format_value(v)}"

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
@@ -121,6 +122,10 @@ def test_a_failed_run_without_checkpoints(tmp_path: Path) -> None:
     assert result.path == str(tmp_path)
     assert len(result.history) == 10
     assert "ValueError: no" in repr(result)
+    # Ray's error names no cause; the record does.
+    headline = RunResult.of(None, record=record("failed", error=error), history=table(),
+                            error=RuntimeError("failed due to worker errors:\n1/0"))  # fmt: skip
+    assert "error        ValueError: no" in repr(headline)
     given = RuntimeError("mine")
     assert RunResult.of(None, record=record("failed"), history=table(), error=given,
                         path=str(tmp_path / "none")).error is given  # fmt: skip
@@ -503,8 +508,27 @@ def test_plot_takes_metrics_ranks_and_time(axes: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"metrics": "los"}, {"ranks": [7]}, {"x": "epoch"}], ids=["metric", "rank", "x"]
+    ("wrong", "said"),
+    [
+        ({"metrics": "los"}, "no metric 'los'(.|\n)*it has acc, loss"),
+        ({"metrics": 3}, "metrics must be one or a list"),
+        ({"metrics": [["loss"]]}, r"no metric \['loss'\]"),
+        ({"metrics": "note"}, "'note' is no number(.|\n)*numbers are acc, loss"),
+        ({"ranks": [7]}, "no rank 7(.|\n)*it has 0, 1"),
+        ({"ranks": "0"}, "no rank '0'"),
+        ({"ranks": 1.5}, "ranks must be one or a list"),
+        ({"ranks": [[0]]}, r"no rank \[0\]"),
+        ({"x": "epoch"}, "x must be"),
+    ],
 )
-def test_plot_says_what_there_is(wrong: dict[str, Any], axes: Any) -> None:
-    with pytest.raises(OptionError):
-        plotted().plot(ax=axes, **wrong)
+def test_plot_says_what_there_is(wrong: dict[str, Any], said: str, axes: Any) -> None:
+    result = RunResult.of(None, record=record(), history=table(note="text"), path="/none/x")
+    with pytest.raises(OptionError, match=said):
+        result.plot(ax=axes, **wrong)
+
+
+@pytest.mark.parametrize("rank", [1, np.int64(1), [1], range(1, 2)])
+def test_plot_takes_one_rank(rank: Any, axes: Any) -> None:
+    plotted().plot("loss", rank, ax=axes)
+    # Rank 1 alone, of two attempts.
+    assert len([line for line in axes.get_lines() if line.get_linewidth() > 1]) == 2
