@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.fs as pafs
 
-from raynb.engine.spec import absolute_storage, filesystem_of, join_storage, without_secrets
+from raynb.engine.spec import (
+    absolute_storage,
+    address_on,
+    filesystem_of,
+    join_storage,
+    without_secrets,
+)
 from raynb.errors import CheckpointError, OptionError
 
 if TYPE_CHECKING:
@@ -41,7 +47,8 @@ def checkpoint_to_resume(source: Any) -> Checkpoint:
         source = source.checkpoint
     # Before paths: Ray's Checkpoint pretends to be one, to say that it is none.
     if hasattr(source, "filesystem") and hasattr(source, "as_directory"):
-        filesystem, path, shown = source.filesystem, source.path, str(source.path)
+        filesystem, path = source.filesystem, str(source.path)
+        shown = address_on(filesystem, path)
     elif isinstance(source, str | os.PathLike):
         address = absolute_storage(source)
         filesystem, path = filesystem_of(address)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -132,7 +132,7 @@ class RunSpec:
         if not re.fullmatch(r"(?!\.*$)[\w.-][\w. -]{,199}", self.name):
             raise OptionError(
                 f"the name {self.name!r} can't be a directory's name",
-                hint="use at most 200 letters, digits, '-', '_' and '.'",
+                hint="use at most 200 letters, digits, spaces, '-', '_' and '.'",
             )
         if self.resume is not None:
             from raynb.engine.resume import checkpoint_to_resume
@@ -237,7 +237,9 @@ class RunSpec:
             "max_failures": self.max_failures,
             "num_to_keep": self.num_to_keep,
             "best": None if self.best is None else ":".join(self.best),
-            "resume": None if self.resume is None else str(self.resume.path),
+            "resume": None
+            if self.resume is None
+            else address_on(self.resume.filesystem, str(self.resume.path)),
             "datasets": sorted(self.datasets),
             "backend": self.backend,
             "timeout_s": self.timeout_s,
@@ -334,7 +336,7 @@ def filesystem_of(path: str) -> tuple[pafs.FileSystem, str]:
         if "://" not in path:
             return pafs.LocalFileSystem(), path
         try:
-            filesystem, inner = pafs.FileSystem.from_uri(path)
+            filesystem, inner = pafs.FileSystem.from_uri(_quoted(path))
         except pa.ArrowInvalid as error:
             if "Unrecognized filesystem type" not in str(error):
                 raise
@@ -349,6 +351,22 @@ def filesystem_of(path: str) -> tuple[pafs.FileSystem, str]:
             f"the storage path {without_secrets(path)!r} can't be opened: {error}",
             hint=f"check the {scheme}:// address and its credentials, or use a local path",
         ) from error
+
+
+def _quoted(uri: str) -> str:
+    """A URI with the characters encoded that names of runs may have and URIs may not.
+
+    Examples
+    --------
+    >>> _quoted("s3://bucket/my%20runs/größe 3?scheme=http")
+    's3://bucket/my%20runs/gr%C3%B6%C3%9Fe%203?scheme=http'
+    """
+    return re.sub(r'[^!-~]|[<>"{}|\\^`]', lambda found: quote(found[0]), uri)
+
+
+def address_on(filesystem: pafs.FileSystem, path: str) -> str:
+    """A path on a filesystem to show and to give back, with the scheme where it needs one."""
+    return {"s3": "s3://", "gcs": "gs://"}.get(filesystem.type_name, "") + path
 
 
 def check_storage(storage_path: str, name: str) -> None:

@@ -171,7 +171,7 @@ class Comparison:
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
         metric = default_metric(self.metrics)
-        png, note = None, "" if metric is not None else "No metrics were logged."
+        png, note = None, "" if metric is not None else "No metrics to show."
         try:
             png = self.chart(metric) if metric is not None else None
         except Exception as error:

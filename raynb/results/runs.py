@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 import pyarrow.fs as pafs
 
+from raynb._ray.snapshot import SNAPSHOT
 from raynb.engine.collector import TERMINAL
 from raynb.engine.spec import (
     absolute_storage,
@@ -22,8 +23,9 @@ from raynb.engine.spec import (
     without_secrets,
 )
 from raynb.errors import OptionError, StorageError
+from raynb.results.left import is_run
 from raynb.results.mount import mount
-from raynb.results.open import SNAPSHOT, last_written, load_record, unreadable
+from raynb.results.open import last_written, load_record, unreadable
 from raynb.results.open import open as open_run
 from raynb.results.page import Table, best_of, duration_of, state_of, told_best, workers_of
 from raynb.results.run_result import RunResult
@@ -57,11 +59,15 @@ def runs(storage_path: str | os.PathLike[str] | None = None) -> RunsTable:
     ------
     StorageError
         When it can't be read.
+    OptionError
+        For what is no path.
 
     Examples
     --------
     >>> raynb.runs("s3://bucket/runs").sort("best")["demo"]  # doctest: +SKIP
     """
+    if storage_path is not None and not isinstance(storage_path, str | os.PathLike):
+        raise OptionError(f"runs are listed on a path or URI, not on {type(storage_path).__name__}")
     source = absolute_storage(storage_path or _configured() or default_storage())
     filesystem, inner = filesystem_of(source)
     inner = inner.rstrip("/")
@@ -81,6 +87,12 @@ def runs(storage_path: str | os.PathLike[str] | None = None) -> RunsTable:
             pool.map(lambda name: _row(filesystem, f"{inner}/{name}", name, source), names)
         )
     rows = [row for row in found if row is not None]
+    if not rows and is_run(filesystem, inner):
+        shown = without_secrets(source)
+        raise StorageError(
+            f"{shown} is a run itself",
+            hint=f"raynb.open({shown!r}) opens it; runs are listed on the directory above",
+        )
     frame = pd.DataFrame(rows, columns=list(COLUMNS))
     for column in ("started", "duration", "best", "workers", "records", "written"):
         frame[column] = pd.to_numeric(frame[column])
@@ -140,6 +152,10 @@ class RunsTable:
     def __getitem__(self, which: str | int) -> RunResult:
         """Open a run by its name, or by its place in the table."""
         if isinstance(which, int):
+            if not -len(self) <= which < len(self):
+                raise OptionError(
+                    f"there is no run {which} in a table of {plural(len(self), 'run')}"
+                )
             return open_run(join_storage(self.storage_path, self.frame["name"].iloc[which]))
         if which not in set(self.frame["name"]):
             raise StorageError(

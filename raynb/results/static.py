@@ -281,7 +281,7 @@ def _folded(title: str, inner: str) -> str:
 def _metrics(page: Page) -> str:
     table = metric_table(page)
     if table is None:
-        return _p("No metrics were logged.", _MUTED)
+        return _p("No metrics to show.", _MUTED)
     return _table(table)
 
 

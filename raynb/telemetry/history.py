@@ -350,6 +350,14 @@ def read_history(filesystem: pafs.FileSystem, directory: str, upto: float = math
     return _read(filesystem, directory, upto)
 
 
+def _sound(table: pa.Table) -> pa.Table:
+    """The table, if each row tells which rank and attempt it is of."""
+    for name in ("rank", "attempt"):
+        if name not in table.column_names or table[name].null_count:
+            raise ValueError(f"rows without {name}")
+    return table
+
+
 def salvage_history(filesystem: pafs.FileSystem, directory: str) -> tuple[pa.Table, list[str]]:
     """Read what can be read of the parts under ``directory``.
 
@@ -360,14 +368,15 @@ def salvage_history(filesystem: pafs.FileSystem, directory: str) -> tuple[pa.Tab
         Each part that can't be read, and why.
     """
     with contextlib.suppress(Exception):
-        return read_history(filesystem, directory), []
+        return _sound(read_history(filesystem, directory)), []
     whole: pa.Table = concat([])
     unread = []
     for part in _parts(filesystem, directory):
         path = _path(directory, part)
         try:
             # Also a part of another form, which none would take, is left out.
-            whole = concat([whole, pq.read_table(path, filesystem=filesystem)])
+            part_table = _sound(pq.read_table(path, filesystem=filesystem))
+            whole = concat([whole, part_table])
         except Exception as error:
             why = str(error).partition("\n")[0][:160]
             unread.append(f"{path.rpartition('/')[2]}: {why}")

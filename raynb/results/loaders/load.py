@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import pyarrow.fs as pafs
 
-from raynb.engine.spec import absolute_storage, filesystem_of, without_secrets
+from raynb.engine.spec import absolute_storage, address_on, filesystem_of, without_secrets
 from raynb.errors import CheckpointError, OptionError, RaynbError
 from raynb.results.checkpoints import best_index
 from raynb.results.fetch import fetch
+from raynb.results.left import is_run
 from raynb.results.loaders.base import How, Loader, installed, known_formats, named
 from raynb.results.text import mapping
 from raynb.weights.devices import device_of
@@ -88,9 +89,16 @@ def load_checkpoint(
             f"into must be a model, not {type(into).__name__}",
             hint="give an object with load_state_dict, such as into=Net()",
         )
+    for name, text in {"file": file, "key": key, "loader": loader}.items():
+        if text is not None and not isinstance(text, str):
+            raise OptionError(f"{name} must be a text, not {text!r}")
+    for name, flag in {"strict": strict, "trusted": trusted}.items():
+        # "no" is true to Python, and trusting is nothing to guess.
+        if not isinstance(flag, bool):
+            raise OptionError(f"{name} must be True or False, not {flag!r}")
     if map_location is not None and not callable(map_location):
         device_of(map_location)
-    with _opened(source) as place:
+    with _opened(source, whole=file is None) as place:
         reader, target = _choose(place, file, loader)
         shown = place.shown if target == "." else posixpath.join(place.shown, target)
         how = How(shown, map_location, trusted, build=into is None and key is None)
@@ -196,20 +204,21 @@ class _Place:
 
 
 @contextlib.contextmanager
-def _opened(source: Any) -> Iterator[_Place]:
+def _opened(source: Any, whole: bool) -> Iterator[_Place]:
     if hasattr(source, "best_checkpoints"):
         source = checkpoint_of(source)
     # Before paths: Ray's Checkpoint pretends to be one, to say that it is none.
     if hasattr(source, "filesystem") and hasattr(source, "as_directory"):
-        filesystem, path, shown = source.filesystem, source.path, str(source.path)
-    elif isinstance(source, str | os.PathLike):
+        filesystem, path = source.filesystem, str(source.path)
+        shown = address_on(filesystem, path)
+    elif isinstance(source, str | os.PathLike) and os.fspath(source):
         address = absolute_storage(source)
         filesystem, path = filesystem_of(address)
         shown = without_secrets(address)
     else:
         raise OptionError(
             "a checkpoint is loaded from a RunResult, a ray.train.Checkpoint or a path, not from "
-            f"{type(source).__name__}"
+            + (type(source).__name__ if source != "" else "an empty text")
         )
     try:
         info = filesystem.get_file_info(path)
@@ -227,6 +236,11 @@ def _opened(source: Any) -> Iterator[_Place]:
         with _file_here(filesystem, path) as here:
             yield _Place(here.parent, posixpath.dirname(shown), (here.name,), single=True)
         return
+    if whole and is_run(filesystem, path):
+        raise CheckpointError(
+            f"{shown} is a run's directory, not a checkpoint's",
+            hint=f"load from the run, raynb.open({shown!r}).load(), or give one of its checkpoints",
+        )
     with _directory_here(filesystem, path, shown) as here:
         names = (p.relative_to(here).as_posix() for p in here.rglob("*") if p.is_file())
         yield _Place(here, shown.rstrip("/"), tuple(sorted(names)))
