@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pathlib
 import sys
@@ -52,10 +53,9 @@ class Watched:
     _cpu: dict[str, float] = field(default_factory=dict)
 
     def count(self, payload: str | bytes) -> None:
-        data = payload.encode() if isinstance(payload, str) else payload
-        if b"comm_msg" in data:
+        if isinstance(payload, bytes) and _kind(payload) == "comm_msg":
             self.messages += 1
-            self.bytes += len(data)
+            self.bytes += len(payload)
 
     def cpu(self) -> dict[str, float]:
         """Seconds of CPU time by role since the last question."""
@@ -68,6 +68,13 @@ class Watched:
         found = {role: at - self._cpu.get(role, 0.0) for role, at in now.items()}
         self._cpu = now
         return found
+
+
+def _kind(frame: bytes) -> str:
+    """The message type of a frame of JupyterLab's v1.kernel.websocket.jupyter.org protocol."""
+    # The number of offsets and the offsets themselves lead; the channel and the header follow.
+    begin, end = (int.from_bytes(frame[at : at + 8], "little") for at in (16, 24))
+    return str(json.loads(frame[begin:end])["msg_type"])
 
 
 @contextlib.contextmanager

@@ -72,6 +72,7 @@ def main() -> None:
                 session.send("Profiler.enable")
                 session.send("Profiler.start")
             run.cpu()
+            notebook.page.wait_for_timeout(100)  # hands over the messages of meanwhile
             began, messages, size = time.monotonic(), run.messages, run.bytes
             frames = notebook.page.evaluate(FRAMES, half)
             took = time.monotonic() - began
@@ -83,7 +84,7 @@ def main() -> None:
                 kept.write_text(json.dumps(session.send("Profiler.stop")["profile"]))
             if args.shots:
                 args.shots.mkdir(parents=True, exist_ok=True)
-                notebook.panel.screenshot(path=str(args.shots / f"panel-many-ranks-{tab}.png"))
+                notebook.panel.screenshot(path=str(args.shots / f"many-ranks-{tab}.png"))
             ok = frames["fps"] >= 30 and rates[0] <= 10 and 0 < rates[1] < 1e6
             lines.append(
                 f"{tab:12}{frames['fps']:>10.1f}{frames['p99']:>9.0f}{frames['worst']:>11.0f}"

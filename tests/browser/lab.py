@@ -171,6 +171,7 @@ class Notebook:
                }""",
             kernel,
         )
+        self.command("application:toggle-left-area")  # the files
         return self
 
     def run_all(self) -> None:

@@ -164,7 +164,6 @@ def test_looks_keys_and_a_reload(
 
     # At 800 pixels nothing is cut off and the page does not scroll sideways.
     notebook.page.set_viewport_size({"width": 800, "height": 1300})
-    notebook.command("application:toggle-left-area")
     for theme in ("Dark", "Light"):
         notebook.command("apputils:change-theme", {"theme": f"JupyterLab {theme}"})
         dark = str(theme == "Dark").lower()
