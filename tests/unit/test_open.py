@@ -20,9 +20,9 @@ from raynb.engine.spec import RunSpec, write_record
 from raynb.errors import OptionError, StorageError
 from raynb.results.compare import Comparison
 from raynb.results.runs import RunsTable
-from raynb.telemetry.rows import new_worker
 from raynb.telemetry.events import Record, RecordBatch
 from raynb.telemetry.history import HistoryWriter
+from raynb.telemetry.rows import new_worker
 
 START = 1_790_000_000.0
 EVIL = "<img src=x onerror=alert(1)>"
