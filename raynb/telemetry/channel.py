@@ -299,6 +299,7 @@ class Channel:
             records=RecordBatch.of(records) if records else None,
             logs=logs,
             dropped=dropped,
+            sent=time.time(),
             **latest,
         )
 
