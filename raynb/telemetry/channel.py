@@ -26,8 +26,8 @@ MAX_MESSAGES = 400.0
 MAX_IN_FLIGHT = 4
 #: Records, and values in them, kept in memory before they go to a local file.
 MAX_PENDING, MAX_PENDING_VALUES = 100_000, 2_000_000
-#: Records in one message, and values past which no more are added.
-MAX_RECORDS, MAX_VALUES = 20_000, 200_000
+#: Records in one message, and records times metrics: in columns, what is absent takes room too.
+MAX_RECORDS, MAX_CELLS = 20_000, 500_000
 #: Log lines kept while the supervisor is behind.
 MAX_LOG_LINES = 2_000
 
@@ -299,6 +299,7 @@ class Channel:
             records=RecordBatch.of(records) if records else None,
             logs=logs,
             dropped=dropped,
+            sent=time.time(),
             **latest,
         )
 
@@ -317,8 +318,12 @@ class Channel:
     def _pop(self) -> list[Record]:
         records: list[Record] = []
         values = 0
-        while self._records and len(records) < MAX_RECORDS and values < MAX_VALUES:
+        names: set[Any] = set()
+        while self._records and len(records) < MAX_RECORDS:
             step, at, metrics, epoch = self._records[0]
+            names.update(metrics)
+            if records and len(names) * (len(records) + 1) > MAX_CELLS:
+                break
             if not _can_be_read(metrics):
                 break  # it, and what came after it, goes out later: logs and samples must not wait
             self._records.popleft()

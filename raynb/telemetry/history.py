@@ -33,6 +33,11 @@ SPOOLED_FLUSH_S = 10.0
 MAX_PARTS = 24
 #: Parts that hold more rows together are not merged again, and values that a merge holds at a time.
 MAX_MERGED_ROWS, MERGE_CELLS = 20_000_000, 200_000
+#: Rows times columns of one part, and of a table that is read: what is absent takes room too. Past
+#: it, a table leaves out the metrics with the fewest values.
+MAX_PART_CELLS, MAX_CELLS = 5_000_000, 100_000_000
+#: In a table's schema: how many metrics were left out.
+_LEFT_OUT = b"raynb.left_out"
 #: Rows that wait for storage in memory; past them, they wait in local files.
 MAX_PENDING = 1_000_000
 
@@ -98,8 +103,45 @@ _EMPTY = pa.table(
 
 
 def concat(tables: Sequence[pa.Table]) -> pa.Table:
-    """Tables with different metrics as one; a metric is null where it is absent."""
-    return pa.concat_tables([_EMPTY, *tables], promote_options="default")
+    """Tables with different metrics as one; a metric is null where it is absent.
+
+    Of more than :data:`MAX_CELLS`, the metrics with the most values; :func:`left_out` counts the
+    others.
+    """
+    rows = sum(table.num_rows for table in tables)
+    missing = sum(left_out(table) for table in tables)
+    names = dict.fromkeys(name for table in tables for name in table.column_names)
+    if rows * len(names) > MAX_CELLS:
+        found = dict.fromkeys((name for name in names if name not in BASE_COLUMNS), 0)
+        for table in tables:
+            for name in found.keys() & set(table.column_names):
+                found[name] += table.num_rows - table[name].null_count
+        fullest = sorted(found, key=lambda name: -found[name])[: MAX_CELLS // rows]
+        kept = {*BASE_COLUMNS, *fullest}
+        missing += len(found) - len(fullest)
+        tables = [table.select([n for n in table.column_names if n in kept]) for table in tables]
+    whole = pa.concat_tables([_EMPTY, *tables], promote_options="default")
+    return whole.replace_schema_metadata({_LEFT_OUT: str(missing)} if missing else None)
+
+
+def left_out(table: pa.Table) -> int:
+    """Metrics that a table is without because it would have been too large."""
+    return int((table.schema.metadata or {}).get(_LEFT_OUT, 0))
+
+
+def _portions(pending: Sequence[Taken]) -> Iterator[list[Taken]]:
+    """What is pending, in parts of bounded size."""
+    part: list[Taken] = []
+    rows, names = 0, set[str]()
+    for one in pending:
+        more = names | one[2].metrics.keys()
+        if part and (rows + len(one[2])) * len(more) > MAX_PART_CELLS:
+            yield part
+            part, rows, more = [], 0, set(one[2].metrics)
+        part.append(one)
+        rows, names = rows + len(one[2]), more
+    if part:
+        yield part
 
 
 def to_frame(table: pa.Table) -> pd.DataFrame:
@@ -176,15 +218,18 @@ class HistoryWriter:
             with self._lock:
                 pending, self._pending = self._pending, []
             self._written_at = time.monotonic()
+            written = 0
             try:
                 while self._spool:
                     self._write_next(_read_spooled(self._spool[0]))
                     self._spool.popleft().close()
-                if pending:
-                    self._write_next(to_table(pending))
+                for part in _portions(pending):
+                    self._write_next(to_table(part))
+                    written += len(part)
                 self.error = None
             except Exception as error:
                 self.error = f"{type(error).__name__}: {error}"
+                pending = pending[written:]
                 if not self._put_aside(pending):
                     with self._lock:
                         self._pending = pending + self._pending
@@ -201,7 +246,7 @@ class HistoryWriter:
             try:
                 file = tempfile.TemporaryFile(prefix="raynb-history-")  # noqa: SIM115
                 undo.callback(file.close)
-                pq.write_table(to_table(pending), file)
+                pq.write_table(concat([to_table(part) for part in _portions(pending)]), file)
             except Exception:  # the disk is full, or there is none: memory has to do
                 return False
             undo.pop_all()

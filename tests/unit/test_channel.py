@@ -554,7 +554,7 @@ def test_mapping_that_is_no_dict(channel: Channel, transport: FakeTransport) -> 
 def test_records_of_many_values_are_bounded_by_their_values(
     transport: FakeTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channel_module, "MAX_VALUES", 1_000)
+    monkeypatch.setattr(channel_module, "MAX_CELLS", 1_000)
     monkeypatch.setattr(channel_module, "MAX_PENDING_VALUES", 10_000)
     transport.refuse = True
     channel = Channel(transport, 0, 0)
