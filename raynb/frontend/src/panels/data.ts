@@ -8,8 +8,8 @@ export function mount(root: HTMLElement, ctx: Context): View {
   const empty = h(
     "div",
     { class: "rn-empty" },
-    "No loader yet: rows are counted from ray.train.torch.prepare_data_loader(), " +
-      "a DataLoader or get_dataset_shard() in the train function.",
+    "No loader yet: rows are counted of loaders from ray.train.torch.prepare_data_loader() " +
+      "and of ray.train.get_dataset_shard() in the train function.",
   );
   const place = h("div", { class: "rn-loaders" });
   root.append(empty, place);
