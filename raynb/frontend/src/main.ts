@@ -30,8 +30,11 @@ import { Tabs, type TabName } from "./tabs";
 import { detectTheme, watchTheme, type Theme } from "./theme";
 import { MAX_PINNED, type Outgoing } from "./wire";
 
-/** Milliseconds between drawings of chart and workers; many ranks draw less often. */
-const DRAW_MS = 100;
+/**
+ * Milliseconds between drawings of chart and workers, at least; many ranks draw
+ * less often. Below the kernel's 100 ms between messages: each is drawn as it comes.
+ */
+const DRAW_MS = 50;
 const DRAW_MANY_MS = 500;
 const MANY_RANKS = 64;
 /** A frame that took longer than this was too much: the next drawing waits so many times as long. */
