@@ -92,24 +92,24 @@ def test_load_by_one_click(trained: Any, tmp_path: Path) -> None:
     notebook = trained
     record = notebook.page.locator(".jp-OutputArea-output", has_text="✓ Finished beta-run").first
     buttons = record.locator("button", has_text="Load")
-    buttons.first.wait_for(timeout=20_000)
+    buttons.first.wait_for(timeout=60_000)
     assert buttons.count() == 3
     best = record.locator("tr", has_text="★ best").locator("button")
     best.click()
-    record.get_by_text("weights is a").wait_for(timeout=30_000)
+    record.get_by_text("weights is a").wait_for(timeout=60_000)
     assert execute(notebook, VALUE.format("weights['weight']")) == "0.9"
     assert 'weights = raynb.load_checkpoint("' in record.inner_text()
 
     # A name that is taken is not overwritten, unless asked.
     execute(notebook, "weights = 'mine'")
     best.click()
-    record.get_by_text("weights_2 is a").wait_for(timeout=30_000)
+    record.get_by_text("weights_2 is a").wait_for(timeout=60_000)
     assert "weights exists and was left as it is" in record.inner_text()
     assert execute(notebook, "print(weights)") == "mine"
     assert execute(notebook, VALUE.format("weights_2['weight']")) == "0.9"
     record.locator("input[type=checkbox]").check()
     best.click()
-    record.get_by_text("weights is a").wait_for(timeout=30_000)
+    record.get_by_text("weights is a").wait_for(timeout=60_000)
     assert execute(notebook, "print(type(weights).__name__)") != "str"
 
     # Into a plain model, by a click and by the line that the click ran.
@@ -118,7 +118,7 @@ def test_load_by_one_click(trained: Any, tmp_path: Path) -> None:
     field.fill("model")
     field.press("Tab")
     best.click()
-    record.get_by_text("the weights are in model").wait_for(timeout=30_000)
+    record.get_by_text("the weights are in model").wait_for(timeout=60_000)
     assert execute(notebook, VALUE.format("model.weight")) == "0.9"
     line = record.locator("pre", has_text="into=model").inner_text()
     execute(notebook, "torch.nn.init.zeros_(model.weight)")
@@ -145,7 +145,7 @@ def test_load_by_one_click(trained: Any, tmp_path: Path) -> None:
 def test_runs_are_sorted_and_compared(trained: Any) -> None:
     notebook = trained
     table = notebook.page.locator(".jp-OutputArea-output", has_text="2 runs in").first
-    table.locator("select").wait_for(timeout=20_000)
+    table.locator("select").wait_for(timeout=60_000)
     names = table.locator("tbody tr td:first-child >> visible=true")
     assert [n for n in names.all_inner_texts() if n] == ["beta-run", "alpha"]
     table.locator("button", has_text="low first").click()
@@ -156,7 +156,7 @@ def test_runs_are_sorted_and_compared(trained: Any) -> None:
     )
     shot(notebook, "runs", "2 runs in")
     compared = notebook.page.locator(".jp-OutputArea-output", has_text="2 runs compared").first
-    compared.locator("select").wait_for(timeout=20_000)
+    compared.locator("select").wait_for(timeout=60_000)
     assert "config.lr" in compared.inner_text() and "0.5" in compared.inner_text()
     compared.locator("select").select_option("accuracy")
     shot(notebook, "compare", "2 runs compared")
@@ -164,7 +164,7 @@ def test_runs_are_sorted_and_compared(trained: Any) -> None:
 
 def test_the_saved_notebook_has_no_trace_of_the_controls(trained: Any) -> None:
     notebook = trained
-    notebook.page.locator("button", has_text="Load").first.wait_for(timeout=20_000)
+    notebook.page.locator("button", has_text="Load").first.wait_for(timeout=60_000)
     # A reloaded page of a live kernel gets them again.
     notebook.save()
     notebook.page.reload()

@@ -58,7 +58,7 @@ def colours(notebook: Notebook) -> list[int]:
     return found
 
 
-def wait_lines(notebook: Notebook, timeout_s: float = 30) -> None:
+def wait_lines(notebook: Notebook, timeout_s: float = 90) -> None:
     """Wait until the chart on the open Overview shows a line of each rank."""
     end = time.monotonic() + timeout_s
     while min(found := colours(notebook)) < 30:
@@ -75,7 +75,7 @@ def test_quickstart_on_fashion_mnist(
     notebook = open_notebook("quickstart.ipynb", cells)
     notebook.run_all()
     notebook.panel.wait_for(timeout=60_000)  # at once, before Ray is there
-    notebook.wait_state("Starting", 30)
+    notebook.wait_state("Starting", 90)
     assert "n/a" in notebook.panel.inner_text()  # no worker yet: unknown, not 0
     notebook.wait_state("Training")
 
@@ -182,7 +182,7 @@ def test_looks_keys_and_a_reload(
     notebook.page.set_viewport_size({"width": 1100, "height": 1300})
     hints = notebook.tab("hints")
     for flaw in ("for data", "in the same order"):
-        hints.locator(".rn-hint", has_text=flaw).wait_for(timeout=40_000)
+        hints.locator(".rn-hint", has_text=flaw).wait_for(timeout=90_000)
     shot(notebook, "panel-hints")
 
     # A reload in mid-run brings everything back.
@@ -192,7 +192,7 @@ def test_looks_keys_and_a_reload(
     notebook.save()
     notebook.page.reload()
     notebook.page.wait_for_function("() => window.jupyterapp?.shell?.currentWidget?.context")
-    notebook.wait_state("Training", 60)
+    notebook.wait_state("Training")
     assert notebook.page.locator(".rn-tab[aria-selected=true]").inner_text() == "Overview"
     wait_lines(notebook)
     assert re.search(r"[\d,]+ / [\d,]+ rows", notebook.tab("overview").inner_text())
