@@ -84,7 +84,11 @@ def main() -> None:
                 kept.write_text(json.dumps(session.send("Profiler.stop")["profile"]))
             if args.shots:
                 args.shots.mkdir(parents=True, exist_ok=True)
+                fine = {"width": 1100, "height": 1300, "deviceScaleFactor": 1.5, "mobile": False}
+                session.send("Emulation.setDeviceMetricsOverride", fine)
+                notebook.page.wait_for_timeout(2_000)
                 notebook.panel.screenshot(path=str(args.shots / f"many-ranks-{tab}.png"))
+                session.send("Emulation.clearDeviceMetricsOverride")
             ok = frames["fps"] >= 30 and rates[0] <= 10 and 0 < rates[1] < 1e6
             lines.append(
                 f"{tab:12}{frames['fps']:>10.1f}{frames['p99']:>9.0f}{frames['worst']:>11.0f}"

@@ -98,7 +98,10 @@ def open_notebook(chromium: Any, lab: Lab) -> Iterator[Callable[..., Notebook]]:
         kernel: str = "python3",
         viewport: tuple[int, int] = (1100, 1300),
     ) -> Notebook:
-        page = chromium.new_page(viewport={"width": viewport[0], "height": viewport[1]})
+        page = chromium.new_page(
+            viewport={"width": viewport[0], "height": viewport[1]},
+            device_scale_factor=1.5 if SHOTS else 1,
+        )
         pages.append(page)
         return Notebook(page, lab, lab.write(name, sources, kernel)).open()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable
@@ -114,6 +115,23 @@ def test_quickstart_on_fashion_mnist(
     image.wait_for()
     assert image.evaluate("e => e.complete && e.naturalWidth > 400")
     assert "not found" not in notebook.text()
+
+
+@pytest.mark.skipif("RAYNB_SCREENSHOTS" not in os.environ, reason="only for its picture")
+def test_picture_of_a_failed_run(
+    open_notebook: Callable[..., Notebook], shot: Callable[..., None], tmp_path: Path
+) -> None:
+    source = build_notebook(rows=1200, epochs=2, name="broken", storage_path=str(tmp_path))
+    cells = [c.source for c in source.cells if c.cell_type == "code"][:3]
+    step = "        loss = criterion("
+    bug = f"        if epoch == 1:\n            labels = labels[len(labels)]  # off by one\n{step}"
+    assert step in cells[2]
+    notebook = open_notebook("broken.ipynb", [*cells[:2], cells[2].replace(step, bug)])
+    notebook.run_all()
+    notebook.wait_text("✗ Failed", 180)
+    assert "IndexError: index 128 is out of bounds" in notebook.text()
+    notebook.output("img").first.wait_for()
+    shot(notebook, "record-failed", "✗ Failed")
 
 
 @pytest.mark.usefixtures("other_kernels")
