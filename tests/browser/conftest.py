@@ -78,7 +78,7 @@ def shot() -> Callable[..., None]:
         if not SHOTS:
             return
         Path(SHOTS).mkdir(parents=True, exist_ok=True)
-        found = notebook.page.locator(".jp-OutputArea-output", has_text=record)
+        found = notebook.output(".jp-RenderedHTMLCommon > div").filter(has_text=record)
         area = (found if record else notebook.panel).first
         area.scroll_into_view_if_needed()
         area.screenshot(path=str(Path(SHOTS, f"{name}.png")))

@@ -173,7 +173,7 @@ def test_looks_keys_and_a_reload(
         "looks.ipynb",
         [
             "%load_ext raynb",
-            ENDLESS.format(options=f"--background -o run --name looks --storage-path {tmp_path}"),
+            ENDLESS.format(options=f"--background -o run --name digits --storage-path {tmp_path}"),
         ],
     )
     notebook.run_all()
