@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 import psutil
@@ -43,19 +44,25 @@ class Watched:
     Attributes
     ----------
     notebook : Notebook
-    messages, bytes : int
-        The kernel's messages to the panel so far, and their size.
+    sent : list of (float, int)
+        When the kernel sent each of its messages to the panel, in UNIX seconds, and its size.
     """
 
     notebook: Notebook
-    messages: int = 0
-    bytes: int = 0
+    sent: list[tuple[float, int]] = field(default_factory=list)
     _cpu: dict[str, float] = field(default_factory=dict)
 
     def count(self, payload: str | bytes) -> None:
-        if isinstance(payload, bytes) and _kind(payload) == "comm_msg":
-            self.messages += 1
-            self.bytes += len(payload)
+        if isinstance(payload, bytes) and (header := _header(payload))["msg_type"] == "comm_msg":
+            self.sent.append((datetime.fromisoformat(header["date"]).timestamp(), len(payload)))
+
+    def rates(self, begin: float, end: float) -> tuple[float, float]:
+        """Messages and bytes a second that the kernel sent in this time."""
+        sent = [(at, size) for at, size in self.sent if begin <= at <= end]
+        if len(sent) < 2:
+            return 0.0, 0.0
+        took = sent[-1][0] - sent[0][0]
+        return (len(sent) - 1) / took, sum(size for _, size in sent[1:]) / took
 
     def cpu(self) -> dict[str, float]:
         """Seconds of CPU time by role since the last question."""
@@ -70,11 +77,12 @@ class Watched:
         return found
 
 
-def _kind(frame: bytes) -> str:
-    """The message type of a frame of JupyterLab's v1.kernel.websocket.jupyter.org protocol."""
+def _header(frame: bytes) -> dict[str, Any]:
+    """The message's header in a frame of JupyterLab's v1.kernel.websocket.jupyter.org protocol."""
     # The number of offsets and the offsets themselves lead; the channel and the header follow.
     begin, end = (int.from_bytes(frame[at : at + 8], "little") for at in (16, 24))
-    return str(json.loads(frame[begin:end])["msg_type"])
+    header: dict[str, Any] = json.loads(frame[begin:end])
+    return header
 
 
 @contextlib.contextmanager

@@ -72,12 +72,11 @@ def main() -> None:
                 session.send("Profiler.enable")
                 session.send("Profiler.start")
             run.cpu()
-            notebook.page.wait_for_timeout(100)  # hands over the messages of meanwhile
-            began, messages, size = time.monotonic(), run.messages, run.bytes
+            began = time.time()
             frames = notebook.page.evaluate(FRAMES, half)
-            took = time.monotonic() - began
+            took = time.time() - began
             cpu = {role: 100 * spent / took for role, spent in run.cpu().items()}
-            rates = (run.messages - messages) / took, (run.bytes - size) / took
+            rates = run.rates(began, began + took)
             if args.profile:
                 args.profile.mkdir(parents=True, exist_ok=True)
                 kept = args.profile / f"{tab}.cpuprofile"

@@ -245,8 +245,11 @@ class Notebook:
         shown.wait_for(timeout=timeout_s * 1000)
 
     def tab(self, name: str) -> Any:
-        """Bring a tab to the front; gives what it shows."""
+        """Bring a tab to the front and wait until it is drawn; gives what it shows."""
         self.panel.locator(f".rn-tab[data-tab={name}]").click()
+        self.page.evaluate(
+            "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+        )
         return self.panel.locator(f".rn-tab-panel[data-tab={name}]")
 
     def steps(self) -> list[int]:
