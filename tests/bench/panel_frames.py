@@ -86,7 +86,7 @@ def main() -> None:
                 fine = {"width": 1100, "height": 1300, "deviceScaleFactor": 1.5, "mobile": False}
                 session.send("Emulation.setDeviceMetricsOverride", fine)
                 notebook.page.wait_for_timeout(2_000)
-                notebook.panel.screenshot(path=str(args.shots / f"many-ranks-{tab}.png"))
+                notebook.panel.screenshot(path=str(args.shots / f"panel-many-ranks-{tab}.png"))
                 session.send("Emulation.clearDeviceMetricsOverride")
             ok = frames["fps"] >= 30 and rates[0] <= 10 and 0 < rates[1] < 1e6
             lines.append(
