@@ -18,6 +18,7 @@ _NEEDED = (
     ("ray.train.v2._internal.execution.train_fn_utils", "TrainFnUtils",
      ("report", "get_dataset_shard")),
     ("ray.train.v2._internal.execution.train_fn_utils", "get_train_fn_utils", ()),
+    ("ray.train.v2._internal.execution.train_fn_utils", "set_train_fn_utils", ()),
     ("ray.train.v2.torch.train_loop_utils", "prepare_data_loader", ()),
     ("ray.train.v2.torch.train_loop_utils", "prepare_model", ()),
     ("ray._private.ray_constants", "ENABLE_RAY_CLUSTER", ()),

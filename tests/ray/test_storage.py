@@ -10,6 +10,7 @@ import sys
 import tempfile
 import textwrap
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,8 @@ def s3() -> Iterator[str]:
     files, _ = pafs.FileSystem.from_uri(f"s3://key:secret@bucket?{at}&allow_bucket_creation=true")
     files.create_dir("bucket")
     yield f"{host}:{port}"
+    # What moto keeps is the process's, not the server's: the next one would find these buckets.
+    urllib.request.urlopen(f"http://{host}:{port}/moto-api/reset", data=b"").close()
     server.stop()
 
 
