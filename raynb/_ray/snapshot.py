@@ -14,6 +14,8 @@ from ray.train import Result
 
 #: The list's file in a run's directory, and with it the sign of a run of Ray Train.
 SNAPSHOT = "checkpoint_manager_snapshot.json"
+#: How names of checkpoints' directories begin; Ray goes on with the time, so they sort by it.
+CHECKPOINT = "checkpoint_"
 _LOGGER = "ray.train.v2._internal.execution.checkpoint.checkpoint_manager"
 
 

@@ -369,6 +369,27 @@ def address_on(filesystem: pafs.FileSystem, path: str) -> str:
     return {"s3": "s3://", "gcs": "gs://"}.get(filesystem.type_name, "") + path
 
 
+def checkpoint_place(source: Any) -> tuple[pafs.FileSystem, str, str] | None:
+    """Where a ``ray.train.Checkpoint``, a path or a URI lies; None for anything else.
+
+    Returns
+    -------
+    filesystem : pyarrow.fs.FileSystem
+    path : str
+        On that filesystem.
+    shown : str
+        The address to show, without a key in it.
+    """
+    # Before paths: Ray's Checkpoint pretends to be one, to say that it is none.
+    if hasattr(source, "filesystem") and hasattr(source, "as_directory"):
+        path = str(source.path)
+        return source.filesystem, path, address_on(source.filesystem, path)
+    if not isinstance(source, str | os.PathLike):
+        return None
+    address = absolute_storage(source)
+    return *filesystem_of(address), without_secrets(address)
+
+
 def check_storage(storage_path: str, name: str) -> None:
     """Check that a run called ``name`` may be written under ``storage_path``.
 
@@ -426,12 +447,21 @@ def _free_name(filesystem: pafs.FileSystem, root: str, name: str) -> str:
     return f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
+#: What reading a run's record may raise, whatever lies there.
+UNREADABLE = (OSError, ValueError, RecursionError)
+
+
+def record_content(filesystem: pafs.FileSystem, run_dir: str) -> Any:
+    """The JSON in a run's ``raynb/record.json``; raises one of :data:`UNREADABLE`."""
+    with filesystem.open_input_stream(f"{run_dir}/{RAYNB_DIR}/record.json") as stream:
+        return json.loads(stream.read())
+
+
 def read_record(filesystem: pafs.FileSystem, run_dir: str) -> dict[str, Any] | None:
     """A run's ``raynb/record.json``, or None where there is none that can be read."""
     try:
-        with filesystem.open_input_stream(f"{run_dir}/{RAYNB_DIR}/record.json") as stream:
-            record = json.loads(stream.read())
-    except (OSError, ValueError):
+        record = record_content(filesystem, run_dir)
+    except UNREADABLE:
         return None
     return record if isinstance(record, dict) else None
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from raynb.errors import OptionError
 from raynb.results.curves import Curve, last_values
 from raynb.results.text import clean_line, format_count, format_value, plural
 from raynb.telemetry.events import Floats
@@ -241,6 +242,30 @@ def worst_rank(curves: Sequence[Curve], metric: str, mode: str | None = None) ->
         mode = "min" if low else "max"
     sign = 1.0 if mode == "min" else -1.0
     return max(values, key=lambda r: np.inf if np.isnan(values[r]) else sign * values[r])
+
+
+def user_axes(x: str, ax: Axes | None) -> Axes:
+    """Axes for a plot that a user asked for, theirs or a new figure's, with ``x`` named.
+
+    Raises
+    ------
+    OptionError
+        When ``x`` is neither ``"step"`` nor ``"time"``.
+    """
+    if x not in ("step", "time"):
+        raise OptionError(f"x must be 'step' or 'time', not {x!r}")
+    if ax is None:
+        import matplotlib.pyplot as plt
+
+        _, ax = plt.subplots(figsize=(7.2, 3.2), layout="constrained")
+    ax.set_xlabel("step" if x == "step" else "seconds since the first record")
+    return ax
+
+
+def name_lines(ax: Axes) -> None:
+    """A legend whose texts are shown as they are: metrics and runs may have any name."""
+    for text in ax.legend(fontsize="small", frameon=False).get_texts():
+        text.set_parse_math(False)
 
 
 def draw_runs(ax: Axes, runs: Sequence[tuple[str, Sequence[Curve]]], *, x: str = "step") -> None:

@@ -8,12 +8,10 @@ import pandas as pd
 import pyarrow.fs as pafs
 from ray.train import Checkpoint, Result
 
-from raynb._ray.snapshot import SNAPSHOT, listed, result_on_storage
+from raynb._ray.snapshot import CHECKPOINT, SNAPSHOT, listed, result_on_storage
 from raynb.engine.spec import RAYNB_DIR
 from raynb.results.text import clean_line, plural
 
-#: How names of checkpoints' directories begin; Ray goes on with the time, so they sort by it.
-CHECKPOINT = "checkpoint_"
 _MAX_NAMED = 3
 
 

@@ -25,11 +25,15 @@ Build = Callable[[], Mapping[str, Any]]
 _mounts: OrderedDict[str, Mount] = OrderedDict()
 
 
+def shell() -> Any:
+    """The IPython shell that runs this code, or None; never imports IPython."""
+    ipython = sys.modules.get("IPython")
+    return ipython.get_ipython() if ipython is not None else None
+
+
 def in_notebook() -> bool:
     """Whether a Jupyter kernel runs this code."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return shell is not None and getattr(shell, "kernel", None) is not None
+    return getattr(shell(), "kernel", None) is not None
 
 
 def mount(token: str, build: Build) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import os
 import posixpath
 from typing import Any
@@ -11,11 +10,18 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from raynb._ray.snapshot import SNAPSHOT
+from raynb._ray.snapshot import CHECKPOINT, SNAPSHOT
 from raynb.engine.collector import TERMINAL
-from raynb.engine.spec import RAYNB_DIR, absolute_storage, filesystem_of, without_secrets
+from raynb.engine.spec import (
+    RAYNB_DIR,
+    UNREADABLE,
+    absolute_storage,
+    filesystem_of,
+    record_content,
+    without_secrets,
+)
 from raynb.errors import OptionError, StorageError
-from raynb.results.left import CHECKPOINT, is_run
+from raynb.results.left import is_run
 from raynb.results.run_result import RunResult
 from raynb.results.text import clean_line, plural
 from raynb.telemetry.history import concat, salvage_history
@@ -84,13 +90,11 @@ def open(path: str | os.PathLike[str]) -> RunResult:
 
 def load_record(filesystem: pafs.FileSystem, run_dir: str) -> tuple[dict[str, Any] | None, str]:
     """A run's record, and why it can't be read where there is one that can't."""
-    path = f"{run_dir}/{RAYNB_DIR}/record.json"
     try:
-        with filesystem.open_input_stream(path) as stream:
-            record = json.loads(stream.read())
+        record = record_content(filesystem, run_dir)
     except FileNotFoundError:
         return None, ""
-    except (OSError, ValueError, RecursionError) as error:
+    except UNREADABLE as error:
         why = f"{type(error).__name__}: {clean_line(error, 200)}"
         return None, f"The run's record can't be read ({why}): options and workers aren't known."
     if not isinstance(record, dict):

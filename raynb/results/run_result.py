@@ -19,7 +19,7 @@ from ray.train import Result
 from raynb.engine.collector import TERMINAL
 from raynb.engine.spec import without_secrets
 from raynb.errors import OptionError, TrainingError
-from raynb.results.chart import MAX_LINES, chart_png, draw_lines
+from raynb.results.chart import MAX_LINES, chart_png, draw_lines, name_lines, user_axes
 from raynb.results.checkpoints import CheckpointRow, Listing, checkpoint_rows
 from raynb.results.curves import (
     Curve,
@@ -32,7 +32,7 @@ from raynb.results.curves import (
     metric_names,
 )
 from raynb.results.left import left_on_storage
-from raynb.results.mount import mount
+from raynb.results.mount import mount, shell
 from raynb.results.page import (
     Page,
     duration_of,
@@ -336,8 +336,6 @@ class RunResult(Result):
                 f"the history has no metric {', '.join(map(repr, missing))}",
                 hint=f"it has {', '.join(known)}" if known else "log some with raynb.log(...)",
             )
-        if x not in ("step", "time"):
-            raise OptionError(f"x must be 'step' or 'time', not {x!r}")
         wanted: list[int] | None = None
         if ranks is not None:
             wanted = (
@@ -351,18 +349,13 @@ class RunResult(Result):
                     hint=f"it has {', '.join(map(str, there))}" if there else "",
                 )
         curves = curves_of(self.history, self._nan_rows, metrics=names, ranks=wanted)
-        if ax is None:
-            import matplotlib.pyplot as plt
-
-            _, ax = plt.subplots(figsize=(7.2, 3.2), layout="constrained")
+        ax = user_axes(x, ax)
         draw_lines(ax, curves, x=x, several=len(names) > 1)
-        ax.set_xlabel("step" if x == "step" else "seconds since the first record")
         if len(names) == 1:
             ax.set_ylabel(names[0], parse_math=False)
         lines = len({(c.metric, c.rank) for c in curves})
         if 1 < lines <= MAX_LINES:
-            for text in ax.legend(fontsize="small", frameon=False).get_texts():
-                text.set_parse_math(False)
+            name_lines(ax)
         return ax
 
     def _page(self) -> Page:
@@ -458,12 +451,10 @@ class RunResult(Result):
 
     def _controls(self) -> dict[str, Any]:
         """Widgets for the places of the display, in a live notebook."""
-        from IPython.core.getipython import get_ipython
-
         from raynb.results.controls import curve_chooser, load_places
 
         page = self._page()
-        namespace = getattr(get_ipython(), "user_ns", {})
+        namespace = getattr(shell(), "user_ns", {})
         places = load_places(shown_checkpoints(page), self.uri, namespace)
         metric = page.metric
         if metric is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +23,7 @@ from raynb.engine.spec import (
 )
 from raynb.errors import OptionError, StorageError
 from raynb.results.left import is_run
-from raynb.results.mount import mount
+from raynb.results.mount import mount, shell
 from raynb.results.open import last_written, load_record, unreadable
 from raynb.results.open import open as open_run
 from raynb.results.page import Table, best_of, duration_of, state_of, told_best, workers_of
@@ -264,7 +263,5 @@ def _best(row: Mapping[Any, Any]) -> str:
 
 def _configured() -> str:
     """The notebook's own default, where raynb is loaded in one."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    found = (c for c in getattr(shell, "configurables", ()) if type(c).__name__ == "RayNB")
+    found = (c for c in getattr(shell(), "configurables", ()) if type(c).__name__ == "RayNB")
     return str(getattr(next(found, None), "storage_path", "") or "")

@@ -221,7 +221,7 @@ def test_a_run_that_did_not_finish_may_go_on(tmp_path: Path, state: str) -> None
 
 def test_records_that_can_not_be_read_are_none(tmp_path: Path) -> None:
     assert read_record(FS, f"{tmp_path}/none") is None
-    for text in ("", "{", "[1]", "\xff"):
+    for text in ("", "{", "[1]", "\xff", "[" * 100_000):
         path = tmp_path / "run" / "raynb" / "record.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(text.encode("latin-1"))

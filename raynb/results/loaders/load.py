@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import posixpath
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +13,8 @@ from typing import Any
 import numpy as np
 import pyarrow.fs as pafs
 
-from raynb.engine.spec import absolute_storage, address_on, filesystem_of, without_secrets
+from raynb._ray.snapshot import CHECKPOINT
+from raynb.engine.spec import checkpoint_place
 from raynb.errors import CheckpointError, OptionError, RaynbError
 from raynb.results.checkpoints import best_index
 from raynb.results.fetch import fetch
@@ -207,19 +207,14 @@ class _Place:
 def _opened(source: Any, whole: bool) -> Iterator[_Place]:
     if hasattr(source, "best_checkpoints"):
         source = checkpoint_of(source)
-    # Before paths: Ray's Checkpoint pretends to be one, to say that it is none.
-    if hasattr(source, "filesystem") and hasattr(source, "as_directory"):
-        filesystem, path = source.filesystem, str(source.path)
-        shown = address_on(filesystem, path)
-    elif isinstance(source, str | os.PathLike) and os.fspath(source):
-        address = absolute_storage(source)
-        filesystem, path = filesystem_of(address)
-        shown = without_secrets(address)
-    else:
+    empty = isinstance(source, str) and not source
+    place = None if empty else checkpoint_place(source)
+    if place is None:
         raise OptionError(
             "a checkpoint is loaded from a RunResult, a ray.train.Checkpoint or a path, not from "
-            + (type(source).__name__ if source != "" else "an empty text")
+            + ("an empty text" if empty else type(source).__name__)
         )
+    filesystem, path, shown = place
     try:
         info = filesystem.get_file_info(path)
     except Exception as error:
@@ -313,8 +308,8 @@ def _choose(place: _Place, file: str | None, loader: str | None) -> tuple[Loader
     if not targets:
         if loader is not None and len(place.files) == 1:
             return asked[loader], place.files[0]
-        runs = sorted({f.partition("/")[0] for f in place.files if f.startswith("checkpoint_")})
-        if any("/" in f for f in place.files if f.startswith("checkpoint_")):
+        runs = sorted({f.partition("/")[0] for f in place.files if f.startswith(CHECKPOINT)})
+        if any("/" in f for f in place.files if f.startswith(CHECKPOINT)):
             raise CheckpointError(
                 f"{place.shown} is a run's directory with {_listed(runs)}",
                 hint=f"load one of them: {place.shown}/{runs[-1]}",
