@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from raynb.errors import OptionError
 from raynb.results.curves import Curve, last_values
 from raynb.results.text import clean_line, format_count, format_value, plural
 from raynb.telemetry.events import Floats
@@ -243,6 +244,30 @@ def worst_rank(curves: Sequence[Curve], metric: str, mode: str | None = None) ->
     return max(values, key=lambda r: np.inf if np.isnan(values[r]) else sign * values[r])
 
 
+def user_axes(x: str, ax: Axes | None) -> Axes:
+    """Axes for a plot that a user asked for, theirs or a new figure's, with ``x`` named.
+
+    Raises
+    ------
+    OptionError
+        When ``x`` is neither ``"step"`` nor ``"time"``.
+    """
+    if x not in ("step", "time"):
+        raise OptionError(f"x must be 'step' or 'time', not {x!r}")
+    if ax is None:
+        import matplotlib.pyplot as plt
+
+        _, ax = plt.subplots(figsize=(7.2, 3.2), layout="constrained")
+    ax.set_xlabel("step" if x == "step" else "seconds since the first record")
+    return ax
+
+
+def name_lines(ax: Axes) -> None:
+    """A legend whose texts are shown as they are: metrics and runs may have any name."""
+    for text in ax.legend(fontsize="small", frameon=False).get_texts():
+        text.set_parse_math(False)
+
+
 def draw_runs(ax: Axes, runs: Sequence[tuple[str, Sequence[Curve]]], *, x: str = "step") -> None:
     """Draw one metric of several runs: a run's median over its ranks, and their range as a band.
 
@@ -293,6 +318,8 @@ def compare_png(
     _dress(ax, metric, 0)
     if x == "time":
         ax.set_xlabel("seconds since the run's first record")
+    else:
+        _whole_steps(ax, shown)
     _legend(ax, *ax.get_legend_handles_labels())
     _tell_broken(ax, shown)
     return _saved(figure)
@@ -321,8 +348,6 @@ def chart_png(
     shown = [c for c in curves if c.metric == metric and len(c.value)]
     if not shown:
         return None
-    from matplotlib.ticker import MaxNLocator
-
     if x == "time":
         start = min(float(c.time[0]) for c in shown)
         shown = [dataclasses.replace(c, step=c.time - start) for c in shown]
@@ -335,10 +360,18 @@ def chart_png(
     _dress(ax, metric, len(ranks))
     if x == "time":
         ax.set_xlabel("seconds since the first record")
-    elif all((c.step % 1 == 0).all() for c in shown):
-        ax.xaxis.set_major_locator(MaxNLocator(nbins=9, integer=True))
+    else:
+        _whole_steps(ax, shown)
     _tell_broken(ax, shown)
     return _saved(figure)
+
+
+def _whole_steps(ax: Axes, curves: Sequence[Curve]) -> None:
+    """No half steps on the axis where all are whole."""
+    from matplotlib.ticker import MaxNLocator
+
+    if all((c.step % 1 == 0).all() for c in curves):
+        ax.xaxis.set_major_locator(MaxNLocator(nbins=9, integer=True))
 
 
 def _figure() -> tuple[Figure, Axes]:

@@ -12,7 +12,7 @@ import pandas as pd
 
 from raynb.engine.spec import without_secrets
 from raynb.errors import OptionError
-from raynb.results.chart import compare_png, draw_runs
+from raynb.results.chart import compare_png, draw_runs, name_lines, user_axes
 from raynb.results.curves import default_metric, metric_names
 from raynb.results.mount import mount
 from raynb.results.open import open as open_run
@@ -141,18 +141,11 @@ class Comparison:
                 f"no run has a metric {name!r}",
                 hint=f"there are {', '.join(known)}" if known else "none logged any",
             )
-        if x not in ("step", "time"):
-            raise OptionError(f"x must be 'step' or 'time', not {x!r}")
-        if ax is None:
-            import matplotlib.pyplot as plt
-
-            _, ax = plt.subplots(figsize=(7.2, 3.2), layout="constrained")
+        ax = user_axes(x, ax)
         if name is not None:
             draw_runs(ax, self._groups(name), x=x)
             ax.set_ylabel(name, parse_math=False)
-            for text in ax.legend(fontsize="small", frameon=False).get_texts():
-                text.set_parse_math(False)
-        ax.set_xlabel("step" if x == "step" else "seconds since the first record")
+            name_lines(ax)
         return ax
 
     def chart(self, metric: str, x: str = "step") -> bytes | None:
@@ -171,7 +164,7 @@ class Comparison:
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
         metric = default_metric(self.metrics)
-        png, note = None, "" if metric is not None else "No metrics were logged."
+        png, note = None, "" if metric is not None else "No metrics to show."
         try:
             png = self.chart(metric) if metric is not None else None
         except Exception as error:

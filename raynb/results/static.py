@@ -282,7 +282,7 @@ def _folded(title: str, inner: str) -> str:
 def _metrics(page: Page) -> str:
     table = metric_table(page)
     if table is None:
-        return _p("No metrics were logged.", _MUTED)
+        return _p("No metrics to show.", _MUTED)
     return _table(table)
 
 
@@ -444,9 +444,14 @@ def _text_block(title: str, table: Table | None, most: int) -> list[str]:
 # -- tables alone --------------------------------------------------------------------------------
 
 
-def render_table(title: str, table: Table, live: str = "") -> str:
-    """A table with a head line as one HTML fragment; everything escaped."""
-    return _wrap([place(live, "table", f"<b>{escape(title)}</b>{_table(table, MAX_HTML)}")])
+def render_table(title: str, table: Table) -> str:
+    """A table with a head line as HTML; everything escaped."""
+    return f"<b>{escape(title)}</b>{_table(table, MAX_HTML)}"
+
+
+def boxed_table(title: str, table: Table, live: str = "") -> str:
+    """:func:`render_table` as one fragment of a page."""
+    return _wrap([place(live, "table", render_table(title, table))])
 
 
 def text_table(title: str, table: Table) -> str:

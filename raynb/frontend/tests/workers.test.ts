@@ -76,6 +76,8 @@ describe("workers", () => {
     expect(cell(0, "util").title).toBe("no NVML here");
     expect(cell(0, "memory").title).toBe("no NVML here");
     expect(cell(0, "util").querySelector(".rn-unknown-track")).not.toBeNull();
+    const note = rows()[0]?.querySelector<HTMLTableCellElement>(".rn-note-row td");
+    expect(note?.colSpan).toBe(rows()[0]?.querySelectorAll("tr:first-child > td:not([hidden])").length);
     for (const key of ["temperature", "power", "split", "own"]) {
       expect(head(key).hidden, key).toBe(true);
       expect(cell(0, key).hidden, key).toBe(true);
