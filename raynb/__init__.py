@@ -13,6 +13,7 @@ from raynb._version import __version__
 
 if TYPE_CHECKING:
     from raynb.api import fit, train
+    from raynb.api_attach import attach
     from raynb.api_tune import tune
     from raynb.engine.run import Run
     from raynb.errors import CheckpointError, RaynbError, TrainingError, UnsafeCheckpointError
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "train": "raynb.api",
     "fit": "raynb.api",
+    "attach": "raynb.api_attach",
     "tune": "raynb.api_tune",
     "log": "raynb.worker.runtime",
     "checkpoint": "raynb.worker.checkpoints",
@@ -62,6 +64,7 @@ __all__ = [
     "TuneResult",
     "UnsafeCheckpointError",
     "__version__",
+    "attach",
     "checkpoint",
     "compare",
     "fit",

@@ -1,13 +1,15 @@
-"""The command ``raynb``: demo, lab and doctor."""
+"""The command ``raynb``: demo, lab, doctor, and runs and clusters from outside."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from raynb import control
 from raynb._version import __version__
 from raynb.errors import OptionError, RaynbError
 
@@ -53,8 +55,15 @@ def main(argv: Sequence[str] | None = None) -> int:
                 from raynb.doctor import run_doctor
 
                 return run_doctor(json_output=args.json)
-            case _:
+            case None:
                 parser.print_help()
+                return 0
+            case "attach":
+                return _attach(args)
+            case _:
+                shown = args.run(args)
+                if shown is not None:
+                    print(shown)
                 return 0
     except RaynbError as error:
         print(f"raynb: {error}", file=sys.stderr)
@@ -97,7 +106,20 @@ def _parser() -> argparse.ArgumentParser:
 
     doctor = commands.add_parser("doctor", help="check whether this machine can train")
     doctor.add_argument("--json", action="store_true", help="print one JSON object")
+    control.add_commands(commands)
     return parser
+
+
+def _attach(args: argparse.Namespace) -> int:
+    """Watch a run until it ends; Ctrl-C leaves it alone."""
+    run = control.attach_to(args)
+    try:
+        while not run.done:
+            time.sleep(0.2)
+    except KeyboardInterrupt:
+        print(f"\n{run.name} goes on; `raynb stop {run.name}` stops it", file=sys.stderr)
+        return 130
+    return 0 if run.state == "finished" else 1
 
 
 def _positive(text: str) -> int:

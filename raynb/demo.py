@@ -416,6 +416,9 @@ def _watch(name: str, notebook: threading.Thread, stream: Any) -> None:
             except Exception:
                 break  # the supervisor is gone; the notebook tells how it ended
             time.sleep(0.1)
+        if backend is not None:
+            with contextlib.suppress(Exception):
+                backend.release("demo")
     finally:
         view.close(mirror, "")
 

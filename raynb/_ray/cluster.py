@@ -60,7 +60,8 @@ def connect() -> bool:
 
     A local cluster that another process started for itself is left alone: it ends with that
     process. Ray's own search for an address finds those too, and hangs on one that listens on
-    loopback; hence its record of the last ``ray start`` is read here, an internal of Ray.
+    loopback; hence its record of the last ``ray start`` is read here, an internal of Ray. The
+    cluster of :mod:`raynb._ray.head` comes before it.
 
     Returns
     -------
@@ -77,24 +78,42 @@ def connect() -> bool:
     given = os.environ.get("RAY_ADDRESS", "")
     if given == "local":
         return False
-    address = given if given not in ("", "auto") else ray_utils.read_ray_address()
+    address = given if given not in ("", "auto") else _started()
     if not address:
         return False
-    if not _answers(address):
+    if not answers(address):
         if address != given:
             return False  # the record of a cluster that is gone
         raise ResourceError(
             f"RAY_ADDRESS is {address!r}, and nothing answers there",
             hint="start that cluster, or unset RAY_ADDRESS to let raynb start a local one",
         )
+    connect_to(address)
+    return True
+
+
+def connect_to(address: str) -> None:
+    """Connect to the cluster at ``host:port``, if this process is connected to none yet."""
+    if ray.is_initialized():
+        return
     host = address.rpartition(":")[0]
     here = _loopback() if host in ("127.0.0.1", "localhost", "[::1]") else contextlib.nullcontext()
     with here:
         ray.init(address=address, **_QUIET)
-    return True
 
 
-def _answers(address: str) -> bool:
+def _started() -> str | None:
+    """The address of a cluster that was started on this machine to stay."""
+    from raynb._ray import head
+
+    own = head.find()
+    if own is not None:
+        return own.address
+    address: str | None = ray_utils.read_ray_address()
+    return address
+
+
+def answers(address: str) -> bool:
     """Whether something listens at ``host:port``; a ``ray://`` address is Ray's to judge."""
     if "://" in address:
         return True

@@ -24,6 +24,7 @@ _NEEDED = (
     ("ray._private.ray_constants", "ENABLE_RAY_CLUSTER", ()),
     ("ray._private.ray_constants", "ENABLE_RAY_CLUSTERS_ENV_VAR", ()),
     ("ray._private.utils", "read_ray_address", ()),
+    ("ray._common.utils", "reset_ray_address", ()),
     ("ray._private.state", "state", ("get_max_resources_from_cluster_config",)),
 )  # fmt: skip
 

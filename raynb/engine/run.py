@@ -41,7 +41,7 @@ class Backend(Protocol):
     def outcome(self) -> Outcome: ...
     def history(self) -> Any: ...
     def log_file(self, rank: int, max_bytes: int) -> tuple[bytes, bool] | None: ...
-    def close(self) -> None: ...
+    def release(self, watcher: str) -> None: ...
 
 
 class RemoteBackend:
@@ -72,15 +72,25 @@ class RemoteBackend:
         OptionError
             When a run of this name is going on.
         """
-        if find_backend(facts.name) is not None:
-            raise OptionError(
-                f"a run called {facts.name!r} is going on already",
-                hint="choose another --name, or stop that run first",
-            )
         options = {"name": supervisor_name(facts.name), "namespace": NAMESPACE}
         # Detached: the run outlives this kernel wherever the cluster does.
-        actor = actor_class.options(lifetime="detached", **options).remote(facts, env)
-        return cls(actor, facts.run_path)
+        actor_class = actor_class.options(lifetime="detached", **options)
+        taken = find_backend(facts.name) is not None
+        if not taken:
+            try:
+                return cls(actor_class.remote(facts, env), facts.run_path)
+            except ValueError:  # another kernel was as fast
+                taken = find_backend(facts.name) is not None
+                if not taken:
+                    raise
+        raise OptionError(
+            f"a run called {facts.name!r} is going on already",
+            hint=f"%raynb attach {facts.name} shows it; choose another --name for a new one",
+        )
+
+    def reads_from(self, run_path: str) -> None:
+        """Where the run's directory is, for one that was found by its name."""
+        self._run_path = run_path
 
     def poll(self, watcher: str, timeout: float, pinned: Sequence[int] = ()) -> Update:
         content, buffers, whole = self._ray.get(
@@ -115,14 +125,26 @@ class RemoteBackend:
         )
         return found
 
-    def close(self) -> None:
-        self.actor.shutdown.remote()
+    def release(self, watcher: str) -> None:
+        self.actor.release.remote(watcher)
 
 
 def history_dir(run_path: str) -> tuple[Any, str]:
     """File system and path of a run's history."""
     filesystem, path = filesystem_of(run_path)
     return filesystem, f"{path}/{RAYNB_DIR}/history"
+
+
+def live_runs() -> list[str]:
+    """Names of the runs and searches whose supervisors are on the connected cluster."""
+    import ray
+
+    start = supervisor_name("")
+    return sorted(
+        actor["name"].removeprefix(start)
+        for actor in ray.util.list_named_actors(all_namespaces=True)
+        if actor["namespace"] == NAMESPACE and actor["name"].startswith(start)
+    )
 
 
 def find_backend(name: str) -> RemoteBackend | None:
@@ -164,7 +186,7 @@ class LocalBackend:
     def log_file(self, rank: int, max_bytes: int) -> tuple[bytes, bool] | None:
         return self.collector.log_file(rank, max_bytes)
 
-    def close(self) -> None:
+    def release(self, watcher: str) -> None:
         self.collector.close()
 
 
@@ -188,6 +210,7 @@ class Run:
         make_result: Callable[..., Any],
         *,
         blocking: bool = True,
+        attached: bool = False,
         mirror: Mirror | None = None,
     ) -> None:
         self.name = facts.name
@@ -209,9 +232,10 @@ class Run:
             **self.mirror.run,
             "name": facts.name,
             "storage": without_secrets(facts.run_path),
-            "started": time.time(),
+            # Of a run that was started elsewhere, its supervisor tells.
+            "started": None if attached else time.time(),
         }
-        self.tell("preflight")
+        self.tell("preflight", "attaching" if attached else "")
 
     def __repr__(self) -> str:
         return f"<raynb.Run {self.name!r}: {self.state}>"
@@ -384,7 +408,8 @@ class Run:
         if run is not None:
             # These belong to this kernel, not to the supervisor.
             run["blocking"] = self.blocking
-            run["started"] = self._run["started"]
+            if self._run["started"] is not None:
+                run["started"] = self._run["started"]
         # One lock for both: a snapshot taken between them would tell a view the same thing twice.
         with self.lock:
             self.mirror.apply(update)
@@ -410,7 +435,7 @@ class Run:
                     self._apply(update)
                 time.sleep(max(0.0, TICK_S - (time.monotonic() - began)))
             self._finish(backend.outcome(), backend.history())
-            backend.close()
+            backend.release(watcher)
         except BaseException as error:
             self._lost(error)
         finally:

@@ -32,6 +32,8 @@ DRAIN_S = 0.1
 ABORT_S = 4.0
 #: Seconds after which a supervisor that nobody asks any more leaves.
 LINGER_S = 600.0
+#: Seconds without a question after which a watcher counts as gone.
+WATCHER_S = 10.0
 
 
 @dataclass
@@ -70,6 +72,9 @@ ACTOR: dict[str, Any] = {
 class RunSupervisor:
     """Hosts one run. Workers call ``hello`` and ``ingest``, watchers ``poll``, kernels ``stop``."""
 
+    #: What it hosts, ``run`` or ``search``.
+    KIND = "run"
+
     def __init__(self, facts: RunFacts, env: Mapping[str, str]) -> None:
         # Ray Train reads these where fit() is called, which is here and not in the kernel.
         os.environ.update(env)
@@ -86,6 +91,9 @@ class RunSupervisor:
         self._ended = threading.Event()
         self._outcome: Outcome | None = None
         self._asked = time.monotonic()
+        #: When each watcher asked last, and whether one of them has had all it needs.
+        self._watchers: dict[str, float] = {}
+        self._released = False
         self._collector.set_state("starting_workers", "starting Ray Train")
 
     def _new_collector(self, facts: RunFacts) -> Collector:
@@ -100,6 +108,11 @@ class RunSupervisor:
             target=self._fit, args=(make_trainer,), name="raynb-fit", daemon=True
         ).start()
         threading.Thread(target=self._watch, name="raynb-watch", daemon=True).start()
+
+    @ray.method(concurrency_group="control")
+    def facts(self) -> tuple[str, RunFacts]:
+        """For a kernel that attaches: :attr:`KIND`, and what was known when it started."""
+        return self.KIND, self._facts
 
     @ray.method(concurrency_group="control")
     def adopt(self, values: dict[str, Any]) -> list[Any]:
@@ -117,7 +130,7 @@ class RunSupervisor:
         self, watcher: str, timeout: float, pinned: Iterable[Any] = ()
     ) -> tuple[dict[str, Any], list[Any], bool]:
         """News for a watcher: an :class:`~raynb.telemetry.update.Update` in parts."""
-        self._asked = time.monotonic()
+        self._asked = self._watchers[watcher] = time.monotonic()
         update = self._collector.poll(watcher, timeout, pinned)
         return update.content, update.buffers, update.whole
 
@@ -156,9 +169,13 @@ class RunSupervisor:
         return self._collector.log_file(rank, max_bytes)
 
     @ray.method(concurrency_group="control")
-    def shutdown(self) -> None:
-        self._collector.close()
-        ray.actor.exit_actor()
+    def release(self, watcher: str) -> None:
+        """A watcher has the outcome: leave, unless another one is still about to get it."""
+        self._watchers.pop(watcher, None)
+        self._released = True
+        if not self._watched():
+            self._collector.close()
+            ray.actor.exit_actor()
 
     # -- workers and controller ------------------------------------------------------------------
 
@@ -285,11 +302,16 @@ class RunSupervisor:
         else:
             self._collector.set_state("starting_workers", f"starting {num_workers} workers")
 
+    def _watched(self) -> bool:
+        now = time.monotonic()
+        return any(now - asked < WATCHER_S for asked in list(self._watchers.values()))
+
     def _watch(self) -> None:
-        """Leave when the run has ended and nobody has asked for a long time."""
+        """Leave when the run has ended and all have its outcome, or nobody has come for it."""
         while True:
             time.sleep(5)
-            if self._ended.is_set() and time.monotonic() - self._asked > LINGER_S:
+            forgotten = time.monotonic() - self._asked > LINGER_S
+            if self._ended.is_set() and (forgotten or (self._released and not self._watched())):
                 self._collector.close()
                 os._exit(0)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from raynb.magics import completion, train, tune
+from raynb.magics import completion, control, train, tune
 from raynb.magics.config import RayNB
 
-NAMES = (train.NAME, tune.NAME)
+NAMES = (train.NAME, tune.NAME, control.NAME)
 
 
 def load_ipython_extension(ip: Any) -> None:
@@ -24,6 +24,7 @@ def load_ipython_extension(ip: Any) -> None:
     ip.configurables.append(defaults)
     for magics in (train.TrainMagics, tune.TuneMagics):
         ip.register_magics(magics(ip, defaults))
+    ip.register_magics(control.ControlMagics(ip))
     ip.input_transformers_cleanup.append(lone_magic_line)
     options = {
         train.NAME: train.TrainMagics.distributed_train.options,
@@ -44,7 +45,7 @@ def unload_ipython_extension(ip: Any) -> None:
     for kind in ("line", "cell"):
         for name in NAMES:
             ip.magics_manager.magics[kind].pop(name, None)
-    for magics in (train.TrainMagics, tune.TuneMagics):
+    for magics in (train.TrainMagics, tune.TuneMagics, control.ControlMagics):
         ip.magics_manager.registry.pop(magics.__name__, None)
     ip.input_transformers_cleanup[:] = [
         t for t in ip.input_transformers_cleanup if t is not lone_magic_line

@@ -28,9 +28,16 @@ class Search(Run):
     mirror: SearchMirror
 
     def __init__(
-        self, facts: RunFacts, make_result: Callable[..., Any], *, blocking: bool = True
+        self,
+        facts: RunFacts,
+        make_result: Callable[..., Any],
+        *,
+        blocking: bool = True,
+        attached: bool = False,
     ) -> None:
-        super().__init__(facts, make_result, blocking=blocking, mirror=SearchMirror())
+        super().__init__(
+            facts, make_result, blocking=blocking, attached=attached, mirror=SearchMirror()
+        )
 
     def __repr__(self) -> str:
         return f"<raynb.Search {self.name!r}: {self.state}>"

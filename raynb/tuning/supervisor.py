@@ -30,6 +30,7 @@ class TuneSupervisor(RunSupervisor):
     env : dict of str to str
     """
 
+    KIND = "search"
     _collector: SearchCollector
 
     def __init__(self, facts: RunFacts, env: Mapping[str, str]) -> None:

@@ -1,0 +1,68 @@
+"""The magic ``%raynb``: runs and clusters from a notebook."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, NoReturn
+
+from IPython.core.magic import Magics, line_magic, magics_class
+from IPython.display import display
+
+from raynb import control
+from raynb.errors import OptionError
+from raynb.magics.options import OUT, identifier, split
+
+NAME = "raynb"
+
+
+class _Parser(argparse.ArgumentParser):
+    """One that raises instead of ending the kernel."""
+
+    def error(self, message: str) -> NoReturn:
+        raise OptionError(f"%{self.prog}: {message}", hint=f"%{NAME} --help shows what there is")
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        raise _HelpShown
+
+
+class _HelpShown(Exception):
+    """``--help`` was asked for and printed."""
+
+
+@magics_class
+class ControlMagics(Magics):
+    """Line magic for all that is no training.
+
+    Parameters
+    ----------
+    shell : IPython.core.interactiveshell.InteractiveShell
+        The shell to run in.
+    """
+
+    def __init__(self, shell: Any) -> None:
+        super().__init__(shell)
+        self.parser = _Parser(
+            prog=NAME, description="Runs that go on, and the cluster they run on."
+        )
+        control.add_commands(self.parser.add_subparsers(dest="command", metavar="command"))
+
+    @line_magic
+    def raynb(self, line: str) -> None:
+        """Watch, stop and list runs, and keep a cluster that outlives the kernel."""
+        __tracebackhide__ = True
+        try:
+            args = self.parser.parse_args(split(line))
+        except _HelpShown:
+            return
+        if args.command is None:
+            print(self.parser.format_help())
+            return
+        out = identifier(OUT, args.out) if args.command == "attach" else None
+        shown = args.run(args)
+        if out is not None:
+            self.shell.user_ns[out] = shown
+            print(f"`{out}` is the run: {out}.stop() stops it, {out}.history is what it has logged")
+        elif isinstance(shown, str):
+            print(shown)
+        elif shown is not None:
+            display(shown)
