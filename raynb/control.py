@@ -97,10 +97,9 @@ def cluster_up(args: argparse.Namespace) -> object:
 
     from raynb._ray import head
 
-    for name in ("num_cpus", "num_gpus"):
-        number = getattr(args, name)
-        if number is not None and number < (1 if name == "num_cpus" else 0):
-            raise OptionError(f"a cluster can't have {number} {name.removeprefix('num_').upper()}")
+    for number, least, what in ((args.num_cpus, 1, "CPUs"), (args.num_gpus, 0, "GPUs")):
+        if number is not None and number < least:
+            raise OptionError(f"a cluster can't have {number} {what}")
     if ray.is_initialized():
         raise OptionError(
             "this process is connected to a cluster already",

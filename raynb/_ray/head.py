@@ -54,7 +54,7 @@ def find() -> Head | None:
     """The cluster that :func:`up` has started and that is still there."""
     try:
         head = Head(**json.loads(_file().read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, ResourceError):
         return None
     return head if _process(head) is not None else None
 

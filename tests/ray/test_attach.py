@@ -1,4 +1,4 @@
-"""Runs that outlive their kernel: a cluster that stays, a kernel that is killed, two that attach."""
+"""Runs that outlive their kernel: a cluster that stays, a killed kernel, two that attach."""
 
 from __future__ import annotations
 
