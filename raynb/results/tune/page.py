@@ -9,7 +9,7 @@ from typing import Any
 
 from raynb.engine.spec import without_secrets
 from raynb.results import static
-from raynb.results.chart import _figure, _saved
+from raynb.results.chart import new_figure, png_of
 from raynb.results.page import Page, Table, error_box, state_of
 from raynb.results.text import (
     UNKNOWN,
@@ -177,7 +177,7 @@ def picture(result: TuneResult) -> bytes | None:
     metric = result.metric
     if metric is None or result.best_index is None or metric not in result.results:
         return None
-    figure, first = _figure()
+    figure, first = new_figure()
     first.remove()
     both = bool(result.params)
     figure.set_size_inches(7.2, 4.8 if both else 2.6)
@@ -185,7 +185,7 @@ def picture(result: TuneResult) -> bytes | None:
     plots.draw(axes[0], result, "curves", metric)
     if both:
         plots.draw(axes[1], result, "parallel", metric)
-    return _saved(figure)
+    return png_of(figure)
 
 
 def bundle(result: TuneResult) -> dict[str, str]:

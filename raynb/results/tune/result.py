@@ -18,6 +18,7 @@ from ray.tune import ResultGrid
 from raynb.engine.collector import TERMINAL
 from raynb.engine.spec import join_storage
 from raynb.errors import OptionError, TrainingError
+from raynb.results.chart import given_or_new
 from raynb.results.page import duration_of
 from raynb.results.run_result import RunResult
 from raynb.results.text import mapping, mappings, number
@@ -470,10 +471,7 @@ class TuneResult(ResultGrid):
                     f"there is no searched parameter {param!r}",
                     hint=f"there are {', '.join(self.params)}",
                 )
-        if ax is None:
-            import matplotlib.pyplot as plt
-
-            _, ax = plt.subplots(figsize=(7.2, 3.6), layout="constrained")
+        ax = given_or_new(ax)
         plots.draw(ax, self, kind, metric, param)
         return ax
 
