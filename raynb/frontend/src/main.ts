@@ -37,9 +37,13 @@ import { MAX_PINNED, type Outgoing } from "./wire";
 const DRAW_MS = 50;
 const DRAW_MANY_MS = 500;
 const MANY_RANKS = 64;
-/** A frame that took longer than this was too much: the next drawing waits so many times as long. */
+/**
+ * A frame that took longer than this was too much: the next drawing waits so many times as long,
+ * but no longer than a person takes for live.
+ */
 const LONG_FRAME_MS = 34;
-const REST = 6;
+const REST = 4;
+const DRAW_SLOW_MS = 250;
 /** How long a snapshot may take before the panel says that it waits. */
 const HELLO_MS = 3_000;
 const HELLO_AGAIN_MS = 15_000;
@@ -333,7 +337,7 @@ export class Panel {
     cancelAnimationFrame(this.paceFrame);
     this.paceFrame = requestAnimationFrame(() => {
       const took = performance.now() - begun;
-      this.pace = took > LONG_FRAME_MS ? Math.min(DRAW_MANY_MS, REST * took) : DRAW_MS;
+      this.pace = took > LONG_FRAME_MS ? Math.min(DRAW_SLOW_MS, REST * took) : DRAW_MS;
     });
   }
 
