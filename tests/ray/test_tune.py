@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import ray.train
 from ray import tune
@@ -20,23 +19,6 @@ import raynb
 from raynb.errors import OptionError, TrainingError
 
 pytestmark = pytest.mark.usefixtures("cluster")
-
-
-@pytest.fixture
-def gone() -> Callable[..., None]:
-    """Checks that a search's processes are gone and its CPUs free."""
-
-    def check(pids: list[int], seconds: float = 15.0) -> None:
-        def left() -> list[Any]:
-            taken = 4 - ray.available_resources().get("CPU", 0)
-            return [p for p in pids if psutil.pid_exists(p)] + ([f"{taken} CPUs"] if taken else [])
-
-        end = time.monotonic() + seconds
-        while left() and time.monotonic() < end:
-            time.sleep(0.2)
-        assert left() == []
-
-    return check
 
 
 DIGITS = textwrap.dedent(
@@ -69,7 +51,7 @@ DIGITS = textwrap.dedent(
 )
 
 
-def test_a_search_on_digits(notebook: Any, gone: Callable[..., None]) -> None:
+def test_a_search_on_digits(notebook: Any, nothing_left: Callable[..., None]) -> None:
     notebook.run("import raynb\nfrom ray import tune")
     notebook.run("space = {'lr': tune.grid_search([1e-4, 1e-2, 3e-2, 1e-1])}")
     notebook.run(
@@ -115,7 +97,7 @@ def test_a_search_on_digits(notebook: Any, gone: Callable[..., None]) -> None:
     assert again.rows == result.rows and again.results.equals(result.results)
     assert again.best.load().keys() == model.state_dict().keys()
     assert list(raynb.runs(notebook.directory / "storage")) == ["digits"]
-    gone([row["pid"] for row in result.rows])
+    nothing_left([row["pid"] for row in result.rows])
 
 
 def bare_search(tuner: tune.Tuner) -> tune.ResultGrid:
@@ -176,7 +158,7 @@ def test_the_same_seed_draws_the_same(tmp_path: Path) -> None:
 
 
 def test_trials_that_fail_are_told_and_the_rest_goes_on(
-    notebook: Any, gone: Callable[..., None]
+    notebook: Any, nothing_left: Callable[..., None]
 ) -> None:
     notebook.run("import raynb, os, signal\nfrom ray import tune")
     notebook.run("how = ['raise', 'memory', 'cuda', 'killed', 'fine']")
@@ -217,7 +199,7 @@ def test_trials_that_fail_are_told_and_the_rest_goes_on(
     assert "bad &lt;b&gt;batch" in html and "<b>batch" not in html
     failed = result[result.rows.index(rows["raise"])]
     assert isinstance(failed.error, TrainingError) and "ValueError" in str(failed.error)
-    gone([])
+    nothing_left([])
 
 
 def test_a_metric_that_is_not_reported_ends_the_search(notebook: Any) -> None:
@@ -248,7 +230,7 @@ def test_a_metric_that_is_not_reported_ends_the_search(notebook: Any) -> None:
         assert words in str(refused), refused
 
 
-def test_worker_groups_as_trials(notebook: Any, gone: Callable[..., None]) -> None:
+def test_worker_groups_as_trials(notebook: Any, nothing_left: Callable[..., None]) -> None:
     notebook.run("import raynb\nfrom ray import tune\nspace = {'lr': tune.grid_search([0.1, 0.2])}")
     notebook.run(
         textwrap.dedent(
@@ -279,10 +261,10 @@ def test_worker_groups_as_trials(notebook: Any, gone: Callable[..., None]) -> No
     assert best.num_workers == 2 and sorted(best.history["rank"].unique()) == [0, 1]
     assert round(float(best.load()["w"]), 6) == 0.2
     assert best.metrics["score"] == 1.4
-    gone([])
+    nothing_left([])
 
 
-def test_stop_one_stop_all_and_resume(tmp_path: Path, gone: Callable[..., None]) -> None:
+def test_stop_one_stop_all_and_resume(tmp_path: Path, nothing_left: Callable[..., None]) -> None:
     def steady(config: dict[str, Any]) -> None:
         start = 0
         checkpoint = tune.get_checkpoint()
@@ -333,7 +315,7 @@ def test_stop_one_stop_all_and_resume(tmp_path: Path, gone: Callable[..., None])
     assert states == ["stopped", "stopped", "finished"]
     done = result.rows[1]["iterations"]
     assert 2 <= done < 80
-    gone([row["pid"] for row in result.rows])
+    nothing_left([row["pid"] for row in result.rows])
 
     resumed = raynb.tune(
         steady, {"a": tune.grid_search([0, 1, 2])}, resume=result, block=False, **options
@@ -347,8 +329,13 @@ def test_stop_one_stop_all_and_resume(tmp_path: Path, gone: Callable[..., None])
 
 
 def test_a_users_own_tuner(tmp_path: Path) -> None:
+    def own(config: dict[str, Any]) -> None:
+        print("a is", config["a"], "in", os.getcwd())
+        raynb.log({"extra": config["a"]})
+        score(config)
+
     tuner = tune.Tuner(
-        score,
+        own,
         param_space={"a": tune.grid_search([1, 2]), "b": 0.5},
         tune_config=tune.TuneConfig(metric="score", mode="min"),
         run_config=tune.RunConfig(
@@ -360,7 +347,11 @@ def test_a_users_own_tuner(tmp_path: Path) -> None:
     assert [r["iterations"] for r in result.rows] == [2, 2]
     assert [r["reason"] for r in result.rows] == ["reached training_iteration >= 2"] * 2
     assert result.best_config == {"a": 1, "b": 0.5} and result.params == ["a"]
-    assert result.best.history["score"].tolist() == [10.5, 10.6]
+    assert result.best.history["score"].dropna().tolist() == [10.5, 10.6]
+    assert result[1].history["extra"].dropna().tolist() == [2]
+    # Its output is told, and it ran where Tune puts it.
+    log = Path(result.experiment_path, "raynb", "logs", "rank-00001.log").read_text()
+    assert "a is 2 in" in log and "working_dirs" in log
 
 
 def test_criteria_and_budget(notebook: Any) -> None:
@@ -381,7 +372,7 @@ def test_criteria_and_budget(notebook: Any) -> None:
     assert notebook["result"].state == "finished"
 
 
-def test_interrupt_keeps_what_came(notebook: Any, gone: Callable[..., None]) -> None:
+def test_interrupt_keeps_what_came(notebook: Any, nothing_left: Callable[..., None]) -> None:
     notebook.run(
         "import raynb, time\nfrom ray import tune\nspace = {'a': tune.grid_search([0, 1])}"
     )
@@ -398,4 +389,4 @@ def test_interrupt_keeps_what_came(notebook: Any, gone: Callable[..., None]) -> 
     result = notebook["result"]
     assert result.state == "stopped" and result.best is not None
     assert {row["state"] for row in result.rows} == {"stopped"}
-    gone([row["pid"] for row in result.rows])
+    nothing_left([row["pid"] for row in result.rows])
