@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import textwrap
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,8 +19,17 @@ from ray.tune.search.basic_variant import BasicVariantGenerator
 
 import raynb
 from raynb.errors import OptionError, TrainingError
+from raynb.tuning.algorithms import SEARCHES
 
 pytestmark = pytest.mark.usefixtures("cluster")
+
+
+def wait(condition: Callable[[], bool], seconds: float = 90) -> None:
+    """Wait until something is true; fails when it never is."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.1)
 
 
 DIGITS = textwrap.dedent(
@@ -205,7 +216,6 @@ def test_trials_that_fail_are_told_and_the_rest_goes_on(
 def test_a_metric_that_is_not_reported_ends_the_search(notebook: Any) -> None:
     notebook.run("import raynb, ray.train, time\nfrom ray import tune")
     notebook.run("space = {'a': tune.grid_search(list(range(6)))}")
-    began = time.monotonic()
     error = notebook.error(
         "%%distributed_tune --space space --metric val_acc --mode max\n"
         "for step in range(100):\n"
@@ -215,7 +225,6 @@ def test_a_metric_that_is_not_reported_ends_the_search(notebook: Any) -> None:
     assert isinstance(error, TrainingError)
     assert "'val_acc' is not reported" in str(error) and "'val_accuracy', 'loss'" in str(error)
     assert "did you mean --metric val_accuracy?" in str(error)
-    assert time.monotonic() - began < 60
     result = notebook["result"]
     assert result.state == "failed" and {r["state"] for r in result.rows} == {"stopped"}
     # Nothing starts for what can be seen before.
@@ -271,8 +280,6 @@ def test_stop_one_stop_all_and_resume(tmp_path: Path, nothing_left: Callable[...
         if checkpoint is not None:
             start = int(Path(checkpoint.path, "step").read_text()) + 1
         for step in range(start, 100 if config["a"] < 2 else 3):
-            import tempfile
-
             with tempfile.TemporaryDirectory() as directory:
                 Path(directory, "step").write_text(str(step))
                 tune.report(
@@ -284,12 +291,6 @@ def test_stop_one_stop_all_and_resume(tmp_path: Path, nothing_left: Callable[...
     def reached(search: Any, trial: int, steps: int) -> bool:
         rows = search.trials
         return len(rows) > trial and (rows[trial]["iterations"] or 0) >= steps
-
-    def wait(condition: Callable[[], bool], seconds: float = 60) -> None:
-        end = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < end
-            time.sleep(0.1)
 
     options: dict[str, Any] = {"metric": "score", "mode": "max", "show": False}
     search = raynb.tune(
@@ -308,8 +309,8 @@ def test_stop_one_stop_all_and_resume(tmp_path: Path, nothing_left: Callable[...
     with pytest.raises(OptionError, match="there is no trial 9"):
         search.stop_trial(9)
     assert search.state == "searching"
-    search.stop(30)
-    result = search.wait(30)
+    search.stop(60)
+    result = search.wait(60)
     assert result.state == "stopped"
     states = [row["state"] for row in result.rows]
     assert states == ["stopped", "stopped", "finished"]
@@ -321,8 +322,8 @@ def test_stop_one_stop_all_and_resume(tmp_path: Path, nothing_left: Callable[...
         steady, {"a": tune.grid_search([0, 1, 2])}, resume=result, block=False, **options
     )
     wait(lambda: reached(resumed, 1, done + 2))
-    resumed.stop(30)
-    rows = resumed.wait(30).rows
+    resumed.stop(60)
+    rows = resumed.wait(60).rows
     assert [row["id"] for row in rows] == [row["id"] for row in result.rows]
     assert rows[1]["iterations"] >= done + 2 and rows[0]["state"] == "stopped"
     assert rows[2]["state"] == "finished"
@@ -360,7 +361,7 @@ def test_criteria_and_budget(notebook: Any) -> None:
     )
     notebook.run(
         "%%distributed_tune --space space --metric score --mode max --stop score>=3 "
-        "--time-budget-s 12\n"
+        "--time-budget-s 18\n"
         "for step in range(200):\n"
         "    raynb.log({'score': step * config['a']})\n"
         "    time.sleep(0.2)"
@@ -368,7 +369,7 @@ def test_criteria_and_budget(notebook: Any) -> None:
     slow, quick = notebook["result"].rows
     assert (quick["state"], quick["reason"]) == ("finished", "reached score >= 3")
     assert quick["best"] == 3.0
-    assert slow["state"] == "stopped" and "time budget of 12 s" in slow["reason"]
+    assert slow["state"] == "stopped" and "time budget of 18 s" in slow["reason"]
     assert notebook["result"].state == "finished"
 
 
@@ -376,13 +377,19 @@ def test_interrupt_keeps_what_came(notebook: Any, nothing_left: Callable[..., No
     notebook.run(
         "import raynb, time\nfrom ray import tune\nspace = {'a': tune.grid_search([0, 1])}"
     )
-    import threading
+    at_work = notebook.directory / "at-work"
 
-    threading.Timer(14, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    def interrupt() -> None:
+        wait(at_work.exists)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
     error = notebook.error(
         "%%distributed_tune --space space --metric score --mode max --name stopped\n"
         "for step in range(300):\n"
         "    raynb.log({'score': step})\n"
+        "    if step == 5:\n"
+        f"        open({str(at_work)!r}, 'w').close()\n"
         "    time.sleep(0.2)"
     )
     assert isinstance(error, KeyboardInterrupt) and "--resume result" in str(error)
@@ -390,3 +397,29 @@ def test_interrupt_keeps_what_came(notebook: Any, nothing_left: Callable[..., No
     assert result.state == "stopped" and result.best is not None
     assert {row["state"] for row in result.rows} == {"stopped"}
     nothing_left([row["pid"] for row in result.rows])
+
+
+@pytest.mark.parametrize("search", ["optuna", "hyperopt", "bohb"])
+def test_searches_of_other_packages(search: str, tmp_path: Path) -> None:
+    for module, _ in SEARCHES[search]:
+        pytest.importorskip(module)
+
+    def steady(config: dict[str, Any]) -> None:
+        checkpoint = tune.get_checkpoint()
+        start = 0 if checkpoint is None else int(Path(checkpoint.path, "step").read_text()) + 1
+        for step in range(start, 3):
+            with tempfile.TemporaryDirectory() as directory:
+                Path(directory, "step").write_text(str(step))
+                tune.report(
+                    {"score": config["a"] * config["b"]["c"] + step},
+                    checkpoint=tune.Checkpoint.from_directory(directory),
+                )
+
+    space = {"a": tune.loguniform(1e-3, 1), "b": {"c": tune.choice([1, 2])}}
+    result = raynb.tune(
+        steady, space, metric="score", mode="max", search=search, seed=3, num_samples=4,
+        max_concurrent=2, storage_path=str(tmp_path), show=False,
+    )  # fmt: skip
+    assert result.state == "finished" and len(result) == 4 and result.num_errors == 0
+    assert all(1e-3 <= r.config["a"] <= 1 and r.config["b"]["c"] in (1, 2) for r in result)
+    assert result.rows[result.best_index]["best"] == max(row["best"] for row in result.rows)
