@@ -30,10 +30,13 @@ const DRAW_MS = 50;
 const DRAW_MANY_MS = 500;
 /** More rows than this are drawn less often. */
 const MANY = 64;
-const DRAW_TRIALS_MS = 250;
-/** A frame that took longer than this was too much: the next drawing waits so many times as long. */
+/**
+ * A frame that took longer than this was too much: the next drawing waits so many times as long,
+ * but no longer than a person takes for live.
+ */
 const LONG_FRAME_MS = 34;
-const REST = 6;
+const REST = 4;
+const DRAW_SLOW_MS = 250;
 /** How long a snapshot may take before the panel says that it waits. */
 const HELLO_MS = 3_000;
 const HELLO_AGAIN_MS = 15_000;
@@ -309,7 +312,7 @@ export class Panel {
   /** Milliseconds between drawings of the slow views. */
   private pause(): number {
     if (this.layout === SEARCH_LAYOUT) {
-      return this.state.trials.size > MANY ? Math.max(DRAW_TRIALS_MS, this.pace) : this.pace;
+      return this.state.trials.size > MANY ? DRAW_SLOW_MS : this.pace;
     }
     const ranks = Math.max(this.state.workers.size, this.state.run?.world_size ?? 0);
     return ranks > MANY ? DRAW_MANY_MS : this.pace;
@@ -349,7 +352,7 @@ export class Panel {
     cancelAnimationFrame(this.paceFrame);
     this.paceFrame = requestAnimationFrame(() => {
       const took = performance.now() - begun;
-      this.pace = took > LONG_FRAME_MS ? Math.min(DRAW_MANY_MS, REST * took) : DRAW_MS;
+      this.pace = took > LONG_FRAME_MS ? Math.min(DRAW_SLOW_MS, REST * took) : DRAW_MS;
     });
   }
 
