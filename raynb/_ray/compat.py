@@ -14,6 +14,7 @@ _NEEDED = (
     ("ray.train.v2._internal.execution.callback", "WorkerGroupCallback",
      ("before_worker_group_start", "after_worker_group_start")),
     ("ray.train.v2._internal.execution.controller", "TrainController", ("abort",)),
+    ("ray.train.v2._internal.constants", "ENV_VARS_TO_PROPAGATE", ("add",)),
     ("ray.train.v2._internal.execution.worker_group.worker_group", "placement_group", ()),
     ("ray.train.v2._internal.execution.train_fn_utils", "TrainFnUtils",
      ("report", "get_dataset_shard")),

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import ray
+import ray.train.v2._internal.constants as train_constants
 import ray.train.v2._internal.execution.worker_group.worker_group as worker_group
 from ray.train.v2._internal.execution.callback import ControllerCallback, WorkerGroupCallback
+
+
+def name_own_cluster() -> None:
+    """Tell the processes that ``fit()`` will start here which cluster they are of.
+
+    Reason for the internals: the actor with which Ray Train cleans up after a dead controller asks
+    Ray's state API, which looks for a cluster on the machine instead of using its own. With two of
+    them, or the record of one that is gone, it finds none or the other, and placement groups stay
+    for ever. The environment variable settles it, and Ray Train passes on those of this set.
+    """
+    os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
+    train_constants.ENV_VARS_TO_PROPAGATE.add("RAY_ADDRESS")
 
 
 class SupervisorCallback(ControllerCallback, WorkerGroupCallback):

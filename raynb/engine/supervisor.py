@@ -221,6 +221,10 @@ class RunSupervisor:
         error: BaseException | None = None
         try:
             trainer = make_trainer()
+            # Here: what it imports, the trainer has imported.
+            from raynb._ray.controller import name_own_cluster
+
+            name_own_cluster()
             if not self._stopping.is_set():
                 result = trainer.fit()
         except BaseException as raised:

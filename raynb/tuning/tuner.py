@@ -151,6 +151,7 @@ class TunerMaker:
             import ray.tune
             from ray.tune.integration.ray_train import TuneReportCallback
 
+            from raynb._ray.controller import name_own_cluster
             from raynb._ray.tune import report_queue
 
             for name, value in env.items():
@@ -166,6 +167,7 @@ class TunerMaker:
             entry = RankEntry(link, trial_link, fn, program)
             trainer = TrainerMaker(of_trial, entry, program, link).plain()
             trainer.run_config.callbacks = [callback]
+            name_own_cluster()
             trainer.fit()
 
         return trial

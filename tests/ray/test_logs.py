@@ -118,7 +118,7 @@ def test_the_last_words_of_a_crash_are_in_the_file(tmp_path: Path) -> None:
 LOG_TO_DRIVER = """
 import sys
 import ray
-ray.init(num_cpus=2, log_to_driver=True, include_dashboard=False)
+ray.init(address="local", num_cpus=2, log_to_driver=True, include_dashboard=False)
 import raynb
 
 def train_func():

@@ -8,7 +8,7 @@ import signal
 import textwrap
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -376,6 +376,21 @@ def test_fit_watches_a_users_trainer(tmp_path: Path) -> None:
         raynb.fit(loop)
 
 
+@pytest.fixture
+def dead_record() -> Iterator[None]:
+    """Ray's record of its latest cluster names one that is gone, as a crash leaves it."""
+    from ray._common.utils import get_ray_address_file
+
+    record = Path(get_ray_address_file(None))
+    if record.exists():  # somebody else's, which does as well
+        yield
+        return
+    record.write_text("127.0.0.1:9")
+    yield
+    record.unlink()
+
+
+@pytest.mark.usefixtures("dead_record")
 def test_dead_supervisor(notebook: Any, nothing_left: Callable[..., None]) -> None:
     notebook.run("import raynb")
     notebook.run(
