@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 parser.print_help()
                 return 0
     except RaynbError as error:
-        print(f"raynb: {error}", file=sys.stderr)
+        print(f"raynb: {error.whole()}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         # As a shell reports a process that SIGINT ended.

@@ -77,6 +77,7 @@ def runs(storage_path: str | os.PathLike[str] | None = None) -> RunsTable:
             f"there is no storage path {without_secrets(source)}",
             hint="runs go to --storage-path, else to %config RayNB.storage_path, else to "
             f"{default_storage()}",
+            topic="no-run",
         ) from error
     except Exception as error:
         raise unreadable(source, error) from error
@@ -91,6 +92,7 @@ def runs(storage_path: str | os.PathLike[str] | None = None) -> RunsTable:
         raise StorageError(
             f"{shown} is a run itself",
             hint=f"raynb.open({shown!r}) opens it; runs are listed on the directory above",
+            topic="no-run",
         )
     frame = pd.DataFrame(rows, columns=list(COLUMNS))
     for column in ("started", "duration", "best", "workers", "records", "written"):
@@ -160,6 +162,7 @@ class RunsTable:
             raise StorageError(
                 f"no run is called {which!r} in {without_secrets(self.storage_path)}",
                 hint=f"there are {', '.join(self.frame['name'][:10])}" if len(self) else "",
+                topic="no-run",
             )
         return open_run(join_storage(self.storage_path, which))
 
