@@ -40,12 +40,8 @@ html_theme = "furo"
 html_title = f"raynb {release}"
 html_show_sphinx = False
 
-suppress_warnings = [
-    # Pages that are named in index.md and not written yet.
-    "toc.empty_glob",
-    # %%distributed_train in blocks of Python.
-    "misc.highlighting_failure",
-]
+# %%distributed_train in blocks of Python
+suppress_warnings = ["misc.highlighting_failure"]
 
 # They live where users find them; Sphinx reads below its own directory alone.
 _shown = HERE / "notebooks"

@@ -6,6 +6,7 @@ import argparse
 import importlib
 import inspect
 import pkgutil
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,7 +17,7 @@ from sphinx.util.docutils import SphinxDirective
 
 import raynb
 import raynb.magics
-from raynb.cli import _parser
+from raynb.cli import make_parser
 from raynb.errors import RaynbError
 from raynb.magics.config import RayNB
 from raynb.magics.options import Option
@@ -53,7 +54,7 @@ def magic_lines() -> Lines:
     """All magics with all of their options."""
     for name, (mark, magic) in sorted(magics().items()):
         title = f"{mark}{name}"
-        yield from (title, "=" * len(title), "", f".. program:: {title}", "")
+        yield from (*_titled(title), f".. program:: {title}", "")
         yield from (_description(magic), "")
         for heading, options in _groups(magic):
             yield from (heading.capitalize(), "-" * len(heading), "")
@@ -69,9 +70,9 @@ def config_lines() -> Lines:
 
 def command_lines() -> Lines:
     """The command ``raynb`` with its subcommands."""
-    for parser in _commands(_parser()):
+    for parser in _commands(make_parser()):
         title = parser.prog
-        yield from (title, "=" * len(title), "", f".. program:: {title}", "")
+        yield from (*_titled(title), f".. program:: {title}", "")
         yield from (parser.description or "", "")
         yield from (".. code-block:: text", "", *_indented(parser.format_usage()), "")
         for action in parser._actions:
@@ -84,27 +85,33 @@ def command_lines() -> Lines:
 
 
 def api_lines() -> Lines:
-    """Every public name of the package."""
-    for name in raynb.__all__:
-        value = getattr(raynb, name)
-        if isinstance(value, str):
-            yield from (f".. data:: raynb.{name}", "", "   The version, a text.", "")
-            continue
-        kind = (
-            "exception"
-            if isinstance(value, type) and issubclass(value, BaseException)
-            else "class"
-            if isinstance(value, type)
-            else "function"
-        )
-        yield from (f".. auto{kind}:: raynb.{name}", *["   :members:"] * (kind == "class"), "")
+    """Every public name of the package, functions first."""
+    named = {name: getattr(raynb, name) for name in raynb.__all__ if name != "__version__"}
+    classes = {n: v for n, v in named.items() if isinstance(v, type)}
+    errors = {n: v for n, v in classes.items() if issubclass(v, BaseException)}
+    yield from _titled("Functions")
+    for name in sorted(named.keys() - classes.keys()):
+        yield from (f".. autofunction:: raynb.{name}", "")
+    yield from (".. data:: raynb.__version__", "", "   The version, a text.", "")
+    yield from _titled("Classes")
+    for name in sorted(classes.keys() - errors.keys()):
+        # Without their constructors, which are not for users.
+        yield from (f".. autoclass:: raynb.{name}()", "   :members:", "")
+    yield from _titled("Errors")
+    for name in sorted(errors):
+        yield from (f".. autoexception:: raynb.{name}", "")
 
 
 def error_lines() -> Lines:
     """Every kind of error, and where the troubleshooting page speaks of it."""
     for cls in _kinds(RaynbError):
         text = (inspect.getdoc(cls) or "").splitlines()[0]
-        yield from (f"``{cls.__name__}``", f"   {text}", "")
+        more = f"`{cls.topic} <../troubleshooting.html#{cls.topic}>`__"
+        yield from (f"``{cls.__name__}``", f"   {text} More: {more}.", "")
+
+
+def _titled(title: str) -> Lines:
+    yield from (title, "=" * len(title), "")
 
 
 def _description(magic: Any) -> str:
@@ -131,7 +138,7 @@ def _commands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentPars
                 yield command
 
 
-def _kinds(cls: type) -> Iterator[type]:
+def _kinds(cls: type[RaynbError]) -> Iterator[type[RaynbError]]:
     yield cls
     for kind in cls.__subclasses__():
         if kind.__module__ == "raynb.errors":
@@ -147,8 +154,9 @@ def _indented(text: str) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """Text of a help as reStructuredText, where ``*`` and ``|`` would be markup."""
-    return text.replace("\\", "\\\\").replace("*", "\\*").replace("|", "\\|").replace("`", "\\`")
+    """Text of a help as reStructuredText, with options as code and nothing else as markup."""
+    escaped = re.sub(r"([\\*|`])", r"\\\1", text)
+    return re.sub(r"(?<![\w-])(--?[a-z][\w-]*)", r"``\1``", escaped)
 
 
 def _directive(write: Callable[[], Lines]) -> type[SphinxDirective]:
