@@ -28,6 +28,7 @@ from raynb.magics.config import RayNB
 from raynb.magics.options import Option
 from raynb.results.run_result import RunResult
 
+PACKAGE = Path(raynb.__file__).parent
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 #: Options of other programs that pages name.
 FOREIGN = {
@@ -204,7 +205,7 @@ def test_every_hint_is_described() -> None:
     headings = set(re.findall(r"^## (\w+)$", text, re.MULTILINE))
     kinds = {
         node.args[0].value
-        for path in (ROOT / "raynb" / "engine" / "hints").glob("*.py")
+        for path in (PACKAGE / "engine" / "hints").glob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call)
         and getattr(node.func, "id", "") == "Finding"
@@ -246,7 +247,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 def topics() -> dict[str, str]:
     """Every topic that the code names, with one place that does."""
     found: dict[str, str] = {}
-    for path in sorted((ROOT / "raynb").rglob("*.py")):
+    for path in sorted(PACKAGE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             values: list[ast.expr] = []
             if isinstance(node, ast.keyword) and node.arg == "topic":
@@ -257,7 +258,7 @@ def topics() -> dict[str, str]:
             for value in values:
                 for part in ast.walk(value):
                     if isinstance(part, ast.Constant) and isinstance(part.value, str):
-                        found[part.value] = f"{path.relative_to(ROOT)}:{node.value.lineno}"
+                        found[part.value] = f"{path.name}:{node.value.lineno}"
     return found
 
 
