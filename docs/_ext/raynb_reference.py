@@ -26,7 +26,7 @@ Lines = Iterator[str]
 
 
 def magics() -> dict[str, tuple[str, Any]]:
-    """Every magic of raynb by its name, with its marks (``%`` or ``%%``)."""
+    """Every magic of raynb by its name: its mark (``%`` or ``%%``), and what has its parser."""
     found: dict[str, tuple[str, Any]] = {}
     for info in pkgutil.iter_modules(raynb.magics.__path__):
         module = importlib.import_module(f"raynb.magics.{info.name}")
@@ -34,7 +34,9 @@ def magics() -> dict[str, tuple[str, Any]]:
             if isinstance(cls, type) and issubclass(cls, Magics) and cls is not Magics:
                 for kind, mark in (("line", "%"), ("cell", "%%")):  # a cell magic's mark wins
                     for name, method in cls.magics[kind].items():
-                        found[name] = (mark, getattr(cls, method))
+                        magic = getattr(cls, method)
+                        # One with commands has them in its instance.
+                        found[name] = (mark, magic if hasattr(magic, "parser") else cls(None))
     return found
 
 
@@ -53,9 +55,12 @@ def option_lines(option: Option) -> Lines:
 def magic_lines() -> Lines:
     """All magics with all of their options."""
     for name, (mark, magic) in sorted(magics().items()):
-        title = f"{mark}{name}"
-        yield from (*_titled(title), f".. program:: {title}", "")
-        yield from (_description(magic), "")
+        if not hasattr(magic, "options"):
+            yield from parser_lines(magic.parser, mark)
+            continue
+        # Sphinx formats with the program's name, where a % would be one of its own.
+        yield from (*_titled(mark + name), f".. program:: magic {name}", "")
+        yield from (inspect.cleandoc(magic.parser.description or ""), "")
         for heading, options in _groups(magic):
             yield from (heading.capitalize(), "-" * len(heading), "")
             for option in options:
@@ -70,9 +75,14 @@ def config_lines() -> Lines:
 
 def command_lines() -> Lines:
     """The command ``raynb`` with its subcommands."""
-    for parser in _commands(make_parser()):
-        title = parser.prog
-        yield from (*_titled(title), f".. program:: {title}", "")
+    return parser_lines(make_parser())
+
+
+def parser_lines(root: argparse.ArgumentParser, mark: str = "") -> Lines:
+    """A parser with its subcommands."""
+    for parser in _commands(root):
+        program = f"magic {parser.prog}" if mark else parser.prog
+        yield from (*_titled(mark + parser.prog), f".. program:: {program}", "")
         yield from (parser.description or "", "")
         yield from (".. code-block:: text", "", *_indented(parser.format_usage()), "")
         for action in parser._actions:
@@ -112,10 +122,6 @@ def error_lines() -> Lines:
 
 def _titled(title: str) -> Lines:
     yield from (title, "=" * len(title), "")
-
-
-def _description(magic: Any) -> str:
-    return inspect.cleandoc(magic.parser.description or "")
 
 
 def _groups(magic: Any) -> Iterator[tuple[str, list[Option]]]:

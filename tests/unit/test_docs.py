@@ -26,7 +26,6 @@ from raynb.engine.hints.health import RULES
 from raynb.errors import TROUBLESHOOTING, OptionError, RaynbError
 from raynb.magics.config import RayNB
 from raynb.magics.options import Option
-from raynb.results.run_result import RunResult
 
 PACKAGE = Path(raynb.__file__).parent
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
@@ -177,7 +176,12 @@ def test_names_exist(page: Path) -> None:
         assert name in RESULT, f"result.{name}"
 
 
-RESULT = {*dir(RunResult), *RunResult.__dataclass_fields__}
+#: What `result` may be in an example.
+RESULT = {
+    member
+    for kind in (getattr(raynb, name) for name in raynb.__all__ if name.endswith("Result"))
+    for member in (*dir(kind), *kind.__annotations__, *getattr(kind, "__dataclass_fields__", ()))
+}
 
 
 def resolve(dotted: str) -> bool:
