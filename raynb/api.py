@@ -376,6 +376,7 @@ def _check_shared_storage(spec: RunSpec) -> None:
             f"{', '.join(blind)} can't see it",
             hint="use a path on shared storage (NFS) or a URI such as s3://bucket/path with "
             "--storage-path",
+            topic="shared-storage",
         )
 
 
@@ -472,4 +473,5 @@ def _check_ships(fn: Any) -> None:
             f"the train function can't be sent to the workers: {error}",
             detail=names,
             hint="create these inside the function",
+            topic="unpicklable",
         ) from error

@@ -58,9 +58,15 @@ def find_live(name: str | None) -> RemoteBackend:
     told = ", ".join(names)
     if name is None:
         if len(names) > 1:
-            raise OptionError(f"several runs go on: {told}", hint="name one of them")
+            raise OptionError(
+                f"several runs go on: {told}", hint="name one of them", topic="no-such-run"
+            )
         if not names:
-            raise OptionError("no run goes on", hint="%raynb runs lists those that have ended")
+            raise OptionError(
+                "no run goes on",
+                hint="%raynb runs lists those that have ended",
+                topic="no-such-run",
+            )
         name = names[0]
     backend = find_backend(name)
     if backend is None:
@@ -68,6 +74,7 @@ def find_live(name: str | None) -> RemoteBackend:
             f"no run called {name!r} goes on"
             + (f"; these do: {told}" if names else ", nor any other"),
             hint="raynb.open(path) shows one that has ended, and %raynb runs lists them",
+            topic="no-such-run",
         )
     return backend
 
@@ -81,6 +88,7 @@ def need_cluster() -> None:
             "there is no cluster that other kernels could have left a run on",
             hint="a cluster that raynb starts for a kernel ends with it; start one that stays "
             "with `%raynb cluster up`, or give RAY_ADDRESS",
+            topic="no-cluster-that-stays",
         )
 
 

@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     # What follows `--` is for another program, and argparse would sort it into our own arguments.
     cut = words.index("--") if "--" in words else len(words)
-    parser = _parser()
+    parser = make_parser()
     args = parser.parse_args(words[:cut])
     rest = words[cut + 1 :]
     if rest and args.command != "lab":
@@ -66,14 +66,15 @@ def main(argv: Sequence[str] | None = None) -> int:
                     print(shown)
                 return 0
     except RaynbError as error:
-        print(f"raynb: {error}", file=sys.stderr)
+        print(f"raynb: {error.whole()}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         # As a shell reports a process that SIGINT ended.
         return 130
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """The command's arguments, for parsing and for the reference."""
     parser = argparse.ArgumentParser(
         prog="raynb", description="Distributed PyTorch training on Ray from a notebook cell."
     )

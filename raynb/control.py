@@ -163,6 +163,7 @@ def _head() -> Head:
         raise OptionError(
             "no cluster of raynb is up",
             hint="one that was started otherwise ends as it was started, by `ray stop` for one",
+            topic="no-cluster-that-stays",
         )
     return found
 

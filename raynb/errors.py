@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+#: The page that says more; relative to the sources, so that it is there without a network.
+TROUBLESHOOTING = "docs/troubleshooting.md"
+
 
 class RaynbError(Exception):
     """Base of raynb's own errors.
@@ -14,13 +17,20 @@ class RaynbError(Exception):
         The way out: an option, a line of code or a command that would work.
     detail : str, optional
         Further lines (source excerpt, table), shown below the message as they are.
+    topic : str, optional
+        The heading's anchor on the troubleshooting page; by default the class's.
     """
 
-    def __init__(self, message: str, *, hint: str = "", detail: str = "") -> None:
+    topic = "raynb-error"
+
+    def __init__(self, message: str, *, hint: str = "", detail: str = "", topic: str = "") -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
         self.detail = detail
+        if topic:
+            self.topic = topic
+        self.add_note(f"More: {TROUBLESHOOTING}#{self.topic}")
 
     def __str__(self) -> str:
         parts = [self.message]
@@ -30,12 +40,16 @@ class RaynbError(Exception):
             parts.append(f"Way out: {self.hint}")
         return "\n".join(parts)
 
+    def whole(self) -> str:
+        """The text with what Python's own tracebacks put below it: where to read more."""
+        return "\n".join([str(self), *self.__notes__])
+
     def __reduce__(self) -> tuple[object, ...]:
         return (_rebuild, (type(self), self.message, self.hint, self.detail, self.__dict__))
 
     def _render_traceback_(self) -> list[str]:
         """Short rendering; IPython calls this instead of printing raynb's own frames."""
-        return f"{type(self).__name__}: {self}".splitlines()
+        return f"{type(self).__name__}: {self.whole()}".splitlines()
 
 
 def _rebuild(
@@ -50,33 +64,49 @@ def _rebuild(
 class OptionError(RaynbError):
     """An option or argument has a value that can't be used."""
 
+    topic = "options"
+
 
 class CaptureError(RaynbError):
     """The cell can't be shipped to the workers as it is."""
+
+    topic = "capture"
 
 
 class ResourceError(RaynbError):
     """The cluster can't give what was asked for."""
 
+    topic = "resources"
+
 
 class StorageError(RaynbError):
     """The run's storage can't be read or written."""
+
+    topic = "storage"
 
 
 class CheckpointError(RaynbError):
     """A checkpoint can't be found, written, read, or fitted into what it shall go into."""
 
+    topic = "checkpoints"
+
 
 class UnsafeCheckpointError(CheckpointError):
     """A checkpoint holds pickled code, and nothing said that it may run."""
+
+    topic = "unsafe-checkpoint"
 
 
 class CompatibilityError(RaynbError):
     """The installed versions don't work together."""
 
+    topic = "version-mismatch"
+
 
 class SupervisorDiedError(RaynbError):
     """The actor that hosts the run is gone; what was written before stays on storage."""
+
+    topic = "supervisor-gone"
 
 
 class TrainingError(RaynbError):
@@ -90,15 +120,18 @@ class TrainingError(RaynbError):
         The ``RunResult`` with the history so far, or None.
     """
 
+    topic = "training-failed"
+
     def __init__(
         self,
         message: str,
         *,
         hint: str = "",
         detail: str = "",
+        topic: str = "",
         rank: int | None = None,
         result: object = None,
     ) -> None:
-        super().__init__(message, hint=hint, detail=detail)
+        super().__init__(message, hint=hint, detail=detail, topic=topic)
         self.rank = rank
         self.result = result

@@ -13,7 +13,7 @@ import ray._private.ray_constants as ray_constants
 import ray._private.state as ray_state
 import ray._private.utils as ray_utils
 
-from raynb.errors import ResourceError
+from raynb.errors import CompatibilityError, ResourceError
 
 #: Stands on the path of a local cluster's processes, before what is slow to import and not used.
 LAZY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "lazy")
@@ -72,6 +72,8 @@ def connect() -> bool:
     ------
     ResourceError
         When ``RAY_ADDRESS`` names a cluster that does not answer.
+    CompatibilityError
+        When the cluster runs other versions of Ray or Python.
     """
     if ray.is_initialized():
         return True
@@ -87,6 +89,7 @@ def connect() -> bool:
         raise ResourceError(
             f"RAY_ADDRESS is {address!r}, and nothing answers there",
             hint="start that cluster, or unset RAY_ADDRESS to let raynb start a local one",
+            topic="cluster-unreachable",
         )
     connect_to(address)
     return True
@@ -99,7 +102,18 @@ def connect_to(address: str) -> None:
     host = address.rpartition(":")[0]
     here = _loopback() if host in ("127.0.0.1", "localhost", "[::1]") else contextlib.nullcontext()
     with here:
-        ray.init(address=address, **_QUIET)
+        try:
+            ray.init(address=address, **_QUIET)
+        except RuntimeError as error:
+            if not str(error).startswith("Version mismatch"):
+                raise
+            ray.shutdown()  # Ray looks at the versions when it is connected already
+            raise CompatibilityError(
+                f"this kernel can't use the Ray cluster at {address}",
+                detail=str(error).strip(),
+                hint="use the cluster's Ray and Python versions in the kernel, or unset "
+                "RAY_ADDRESS and end that cluster",
+            ) from None
 
 
 def _started() -> str | None:

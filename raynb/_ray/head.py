@@ -77,6 +77,7 @@ def up(num_cpus: int | None = None, num_gpus: int | None = None) -> Head:
         raise ResourceError(
             f"a cluster of raynb is up already, at {there.address}",
             hint="use it as it is, or end it first with `raynb cluster down`",
+            topic="no-cluster-that-stays",
         )
     address = f"127.0.0.1:{_free_port()}"
     log = _directory() / "cluster.log"
@@ -150,6 +151,7 @@ def _wait_for(process: subprocess.Popen[bytes], address: str, log: Path) -> None
         + (f": ray start ended with status {process.returncode}" if process.returncode else ""),
         detail="\n".join(text.splitlines()[-8:]),
         hint=f"the whole output is in {log}; `raynb doctor` looks for causes",
+        topic="no-cluster-that-stays",
     )
 
 

@@ -603,6 +603,7 @@ def _look_up(names: _Names, namespace: Mapping[str, Any]) -> dict[str, Any]:
                 f"`{name}` on line {line}{_suggestion(name, candidates)}" for line, name in lines
             ),
             hint="run the cell that defines them, or correct the names",
+            topic="undefined-names",
         )
     return found
 
@@ -674,6 +675,7 @@ class _Cargo:
                 detail="\n".join(self._refused),
                 hint=f"create {'it' if one else 'them'} inside the cell, "
                 "where each worker makes its own",
+                topic="unpicklable",
             )
 
     def add_definitions(self, namespace: Mapping[str, Any]) -> None:

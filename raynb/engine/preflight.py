@@ -146,6 +146,7 @@ def _check_room_for_data(spec: RunSpec, taken: float, total: float, where: str) 
         f"the workers would take all {_list({'CPU': total})} of {where}, and leave none to Ray "
         f"Data, which reads {', '.join(map(repr, sorted(read)))} in tasks of its own",
         hint=f"use -n {fewer}" if fewer >= 1 else "use --resources CPU=0.5, or a larger cluster",
+        topic="no-cpu-left-for-ray-data",
     )
 
 

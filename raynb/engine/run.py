@@ -14,6 +14,7 @@ import pandas as pd
 import pyarrow as pa
 
 from raynb.engine.collector import TERMINAL, Collector, RunFacts
+from raynb.engine.hints import failures
 from raynb.engine.spec import RAYNB_DIR, filesystem_of, read_record, without_secrets
 from raynb.engine.supervisor import NAMESPACE, Outcome, Supervisor, supervisor_name
 from raynb.engine.v1 import replacement
@@ -86,6 +87,7 @@ class RemoteBackend:
         raise OptionError(
             f"a run called {facts.name!r} is going on already",
             hint=f"%raynb attach {facts.name} shows it; choose another --name for a new one",
+            topic="name-taken",
         )
 
     def reads_from(self, run_path: str) -> None:
@@ -517,6 +519,7 @@ def training_error(outcome: Outcome, mirror: Mirror, result: Any) -> RaynbError:
             where + shown.get("title", str(outcome.error)),
             detail=shown.get("text", ""),
             hint="the panel's log and the ranks' log files in the run's directory have more",
+            topic=failures.topic(None, outcome.error),
             rank=rank,
             result=result,
         )
@@ -527,14 +530,16 @@ def training_error(outcome: Outcome, mirror: Mirror, result: Any) -> RaynbError:
             f"({outcome.secondary} more rank{'s' if outcome.secondary > 1 else ''} failed after "
             "it; see the panel's events)"
         )
-    hint = ""
+    hint, topic = "", failures.topic(failure, outcome.error)
     if failure["type"] in ("DeprecationWarning", "AttributeError", "ImportError", "TypeError"):
         cell = failure.get("cell") or {}
         hint = replacement(failure["message"], cell.get("text", ""))
+        topic = "ray-train-v1" if hint else topic
     return TrainingError(
         where + f"{failure['type']}: {failure['message']}",
         hint=hint,
         detail="\n".join(lines),
+        topic=topic,
         rank=rank,
         result=result,
     )

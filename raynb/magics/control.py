@@ -10,6 +10,7 @@ from IPython.display import display
 
 from raynb import control
 from raynb.errors import OptionError
+from raynb.magics.help import overview
 from raynb.magics.options import OUT, identifier, split
 
 NAME = "raynb"
@@ -55,7 +56,7 @@ class ControlMagics(Magics):
         except _HelpShown:
             return
         if args.command is None:
-            print(self.parser.format_help())
+            print(overview(self.shell, self.parser))
             return
         out = identifier(OUT, args.out) if args.command == "attach" else None
         shown = args.run(args)

@@ -152,7 +152,7 @@ def _names_in(filesystem: pafs.FileSystem, inner: str, source: str) -> list[str]
         near = []
     if near:
         hint = f"beside it {'lies' if len(near) == 1 else 'lie'} {', '.join(near)}"
-    raise StorageError(f"there is nothing at {shown}", hint=hint)
+    raise StorageError(f"there is nothing at {shown}", hint=hint, topic="no-run")
 
 
 def _no_run(filesystem: pafs.FileSystem, inner: str, source: str, names: list[str]) -> StorageError:
@@ -163,15 +163,19 @@ def _no_run(filesystem: pafs.FileSystem, inner: str, source: str, names: list[st
         return StorageError(
             f"{shown} is no run, but holds {plural(len(runs), 'run')}: {told}",
             hint=f"raynb.runs({shown!r}) lists them; open one by its own path",
+            topic="no-run",
         )
     parent = posixpath.basename(inner)
     if parent == RAYNB_DIR or parent.startswith(CHECKPOINT):
         return StorageError(
-            f"{shown} is part of a run and no run", hint="give the directory above it"
+            f"{shown} is part of a run and no run",
+            hint="give the directory above it",
+            topic="no-run",
         )
     return StorageError(
         f"{shown} is no run: it has neither {RAYNB_DIR}/record.json nor Ray's {SNAPSHOT}",
         hint="give the directory that `result.path` told, or see raynb.runs(storage_path)",
+        topic="no-run",
     )
 
 

@@ -76,6 +76,7 @@ def runs(storage_path: str | os.PathLike[str] | None = None) -> RunsTable:
             f"there is no storage path {without_secrets(source)}",
             hint="runs go to --storage-path, else to %config RayNB.storage_path, else to "
             f"{default_storage()}",
+            topic="no-run",
         ) from error
     except Exception as error:
         raise unreadable(source, error) from error
@@ -90,6 +91,7 @@ def runs(storage_path: str | os.PathLike[str] | None = None) -> RunsTable:
         raise StorageError(
             f"{shown} is a run itself",
             hint=f"raynb.open({shown!r}) opens it; runs are listed on the directory above",
+            topic="no-run",
         )
     frame = pd.DataFrame(rows, columns=list(COLUMNS))
     for column in ("started", "duration", "best", "workers", "records", "written"):
@@ -159,6 +161,7 @@ class RunsTable:
             raise StorageError(
                 f"no run is called {which!r} in {without_secrets(self.storage_path)}",
                 hint=f"there are {', '.join(self.frame['name'][:10])}" if len(self) else "",
+                topic="no-run",
             )
         return open_run(join_storage(self.storage_path, which))
 

@@ -59,6 +59,7 @@ def load_into(
         raise CheckpointError(
             f"{shown} does not fit the {type(into).__name__}: {type(error).__name__}: {error}",
             hint='choose its part with key=…, such as key="optimizer"' if key is None else "",
+            topic="does-not-fit",
         ) from error
 
 
@@ -153,6 +154,7 @@ def _load_model(model: nn.Module, state: Mapping[str, Any], shown: str, strict: 
             f"nothing in {shown} fits the {kind}",
             detail=table,
             hint="load it into the model that it was saved from",
+            topic="does-not-fit",
         )
     if strict and table:
         raise CheckpointError(
@@ -160,6 +162,7 @@ def _load_model(model: nn.Module, state: Mapping[str, Any], shown: str, strict: 
             f"{len(unexpected):,} unexpected, {len(wrong):,} of wrong shape",
             detail=table,
             hint="load it into the model that it was saved from; strict=False loads what fits",
+            topic="does-not-fit",
         )
     # Weights without memory can't be copied into: they are put in place.
     assign = any(getattr(v, "is_meta", False) for v in own.values())
@@ -167,7 +170,8 @@ def _load_model(model: nn.Module, state: Mapping[str, Any], shown: str, strict: 
         model.load_state_dict(_with_versions(fitting, state, own), strict=False, assign=assign)
     except Exception as error:
         raise CheckpointError(
-            f"{shown} can't be loaded into the {kind}: {type(error).__name__}: {error}"
+            f"{shown} can't be loaded into the {kind}: {type(error).__name__}: {error}",
+            topic="does-not-fit",
         ) from error
     if table:
         warnings.warn(f"{shown} fits the {kind} in part:\n{table}", stacklevel=4)

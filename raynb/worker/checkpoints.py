@@ -317,6 +317,7 @@ def _by_names(model: nn.Module, optimizer: Any, state: Any, shown: str) -> dict[
         raise CheckpointError(
             f"{shown} has an optimizer of {saved:,} parameters, and this one has {len(names):,}",
             hint="make the optimizer as it was made when the checkpoint was saved",
+            topic="does-not-fit",
         )
     return {
         "state": {names[i]: value for i, value in state["state"].items()},
@@ -400,6 +401,7 @@ def _set_sharded(
         raise CheckpointError(
             f"{shown} does not fit: {type(error).__name__}: {error}",
             hint="make model and optimizer as they were made when the checkpoint was saved",
+            topic="does-not-fit",
         ) from error
 
 

@@ -53,3 +53,25 @@ def test_workers_import_neither_ipython_nor_widgets() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_cluster_of_another_ray_is_refused_in_words() -> None:
+    address = ray.get_runtime_context().gcs_address
+    code = (
+        "import ray; ray.__version__ = '9.9.9'\n"  # what Ray compares with the cluster's
+        "from raynb._ray import cluster\n"
+        "from raynb.errors import CompatibilityError\n"
+        "try: cluster.connect()\n"
+        "except CompatibilityError as error: print(error.whole(), ray.is_initialized())\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"RAY_ADDRESS": address},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert found.stdout.startswith(f"this kernel can't use the Ray cluster at {address}\n")
+    assert "Ray: 9.9.9" in found.stdout and f"Ray: {ray.__version__}" in found.stdout
+    assert found.stdout.rstrip().endswith("docs/troubleshooting.md#version-mismatch False")

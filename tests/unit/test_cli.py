@@ -74,7 +74,8 @@ def test_errors_are_a_message_and_a_status(
     demo: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["demo", "--out", "fail"]) == 1
-    assert capsys.readouterr() == ("", "raynb: asked for 9 CPUs\nWay out: -n 2\n")
+    told = "raynb: asked for 9 CPUs\nWay out: -n 2\nMore: docs/troubleshooting.md#resources\n"
+    assert capsys.readouterr() == ("", told)
     assert cli.main(["demo", "--out", "stop"]) == 130
 
 

@@ -120,7 +120,8 @@ def test_a_failure_fails_the_cell_in_short_and_keeps_the_result(
     assert failure(ip, "%%distributed_train\n1/0") is api.error
     assert ip.user_ns["result"] is api.started[0].run.result is not None
     shown = capsys.readouterr().out
-    assert shown.strip() == "TrainingError: rank 1 failed: ZeroDivisionError"
+    more = "More: docs/troubleshooting.md#training-failed"
+    assert shown.strip() == f"TrainingError: rank 1 failed: ZeroDivisionError\n{more}"
 
 
 def test_a_stop_keeps_the_result_and_shows_one_line(

@@ -26,6 +26,8 @@ _PEER = re.compile(
     r"RendezvousTimeout|Socket Timeout|failed to recv, got 0 bytes|Broken pipe",
     re.IGNORECASE | re.DOTALL,
 )
+_IN_USE = re.compile(r"address already in use|EADDRINUSE", re.IGNORECASE)
+_KILLED = re.compile(r"ActorDied|WorkerDied|WorkerCrashed|died unexpectedly|running low on memory")
 _PEER_TYPES = ("DistNetworkError", "DistStoreError", "DistBackendError", "RendezvousTimeoutError")
 
 
@@ -46,6 +48,34 @@ def _is_peer(failure: Mapping[str, Any]) -> bool:
     return bool(_PEER.search(message)) and (
         "torch/" in str(failure.get("traceback")) or "gloo" in message or "NCCL" in message
     )
+
+
+def topic(failure: Mapping[str, Any] | None, error: BaseException | None) -> str:
+    """The heading of the troubleshooting page for how a run failed; "" for the user's own error.
+
+    Parameters
+    ----------
+    failure : dict or None
+        The first rank's failure, as its worker told it.
+    error : BaseException or None
+        Ray's.
+    """
+    if failure is not None:
+        if _is_oom(failure):
+            return "cuda-out-of-memory"
+        if _IN_USE.search(str(failure.get("message"))):
+            return "port-in-use"
+        return "collective-timeout" if _is_peer(failure) else ""
+    told = f"{type(error).__name__}: {error}"
+    # Ray's reasons first: a killed worker's peers lose their connections.
+    for pattern, name in ((_KILLED, "worker-died"), (_IN_USE, "port-in-use")):
+        if pattern.search(told):
+            return name
+    return "collective-timeout" if _PEER.search(told) or _names_peer(told) else ""
+
+
+def _names_peer(told: str) -> bool:
+    return any(t in told for t in _PEER_TYPES)
 
 
 def _place(failure: Mapping[str, Any]) -> str:
@@ -100,7 +130,7 @@ def collective_timeout(view: View) -> list[Finding]:
     joining = False
     if not failed and not view.failures and isinstance(error, Mapping):
         told = f"{error.get('title')}\n{error.get('text')}"
-        joining = bool(_PEER.search(told) or any(t in told for t in _PEER_TYPES))
+        joining = bool(_PEER.search(told) or _names_peer(told))
     if not failed and not joining:
         return []
     broken = sorted({int(f["rank"]) for f in failed})
