@@ -29,6 +29,8 @@ from raynb.telemetry.update import Update
 TICK_S = 0.1
 #: Bytes of a rank's log file that are handed out, its last ones.
 MAX_LOG_BYTES = 20_000_000
+#: Seconds in which a supervisor says how it stands.
+ANSWER_S = 5.0
 #: Seconds that stopping may take before the supervisor itself is killed.
 STOP_S = 15.0
 
@@ -138,15 +140,27 @@ def history_dir(run_path: str) -> tuple[Any, str]:
 
 
 def live_runs() -> list[str]:
-    """Names of the runs and searches whose supervisors are on the connected cluster."""
+    """Names of the runs and searches that go on, on the connected cluster."""
     import ray
 
     start = supervisor_name("")
-    return sorted(
+    names = sorted(
         actor["name"].removeprefix(start)
         for actor in ray.util.list_named_actors(all_namespaces=True)
         if actor["namespace"] == NAMESPACE and actor["name"].startswith(start)
     )
+    found = [(name, backend) for name in names if (backend := find_backend(name)) is not None]
+    if not found:
+        return []
+    asked = {backend.actor.state.remote(): name for name, backend in found}
+    answered, silent = ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER_S)
+    # One that does not answer is busy, and goes on as far as anybody knows.
+    going = [asked[ref] for ref in silent]
+    for ref in answered:
+        with contextlib.suppress(ray.exceptions.RayError):  # it has left just now
+            if ray.get(ref) not in TERMINAL:
+                going.append(asked[ref])
+    return sorted(going)
 
 
 def find_backend(name: str) -> RemoteBackend | None:

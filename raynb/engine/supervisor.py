@@ -115,6 +115,10 @@ class RunSupervisor:
         return self.KIND, self._facts
 
     @ray.method(concurrency_group="control")
+    def state(self) -> str:
+        return self._collector.state
+
+    @ray.method(concurrency_group="control")
     def adopt(self, values: dict[str, Any]) -> list[Any]:
         """Put large captures into the object store with this actor, not the kernel, as owner.
 
