@@ -38,7 +38,15 @@ def interval_s(world_size: int) -> float:
 
 
 class Transport(Protocol):
-    """Carries batches; :class:`ActorTransport` for a supervisor, a direct call in local mode."""
+    """Carries batches; :class:`ActorTransport` for a supervisor, a direct call in local mode.
+
+    Attributes
+    ----------
+    lost : int
+        Records of batches that were not taken, or may have been lost on their way.
+    """
+
+    lost: int
 
     def send(self, batch: Batch) -> bool:
         """Start sending; False when too much is on its way already."""
@@ -61,24 +69,28 @@ class ActorTransport:
 
         self._ray = ray
         self._method = method
-        self._in_flight: list[Any] = []
+        #: How many records each call on its way has.
+        self._in_flight: dict[Any, int] = {}
         self._lock = threading.Lock()
         self.dead = False
-        #: Batches that could not be taken, or may have been lost on their way.
-        self.refused = 0
+        self._refused = False
+        self.lost = 0
 
     def _reap(self, timeout: float) -> None:
         if not self._in_flight:
             return
-        done, self._in_flight = self._ray.wait(
-            self._in_flight, num_returns=len(self._in_flight), timeout=timeout
+        done, _ = self._ray.wait(
+            list(self._in_flight), num_returns=len(self._in_flight), timeout=timeout
         )
         errors = self._ray.exceptions
         for ref in done:
+            records = self._in_flight.pop(ref)
             try:
                 self._ray.get(ref)
             except (errors.RayTaskError, errors.ActorUnavailableError):
-                self.refused += 1  # this batch only: the supervisor lives
+                # This batch only: the supervisor lives. Sent again, it might be there twice.
+                self._refused = True
+                self.lost += records
             except Exception:
                 # The supervisor is gone; training goes on without a watcher.
                 self.dead = True
@@ -92,13 +104,14 @@ class ActorTransport:
                 return True  # nobody to tell; holding on to it would only grow memory
             if len(self._in_flight) >= MAX_IN_FLIGHT:
                 return False
-            self._in_flight.append(self._method.remote(batch))
+            records = 0 if batch.records is None else len(batch.records)
+            self._in_flight[self._method.remote(batch)] = records
             return True
 
     def drain(self, timeout: float) -> bool:
         with self._lock:
             self._reap(timeout)
-            return not (self._in_flight or self.dead or self.refused)
+            return not (self._in_flight or self.dead or self._refused)
 
 
 class Channel:
@@ -288,7 +301,8 @@ class Channel:
             logs = [(seq, *line) for seq, line in islice(self._logs.items(), late, None)]
             self._logs.clear()
             latest, self._latest = self._latest, {}
-            dropped = {k: n for k, n in self._dropped.items() if n}
+            known = {**self._dropped, "metrics": self._transport.lost}
+            dropped = {k: n for k, n in known.items() if n}
         if not records and not logs and not latest:
             return None
         self._seq += 1

@@ -108,7 +108,8 @@ class Batch:
     failure : dict or None
         The exception that ended this rank, as ``describe_exception`` tells it.
     dropped : dict of str to int
-        What was dropped in total since the rank started, by kind (``logs``, ``samples``).
+        What was dropped in total since the rank started, by kind (``logs``, ``samples``,
+        ``metrics``).
     sent : float or None
         UNIX seconds on the worker's clock, when the message was made.
     """

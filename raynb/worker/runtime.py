@@ -338,6 +338,8 @@ class Runtime:
 class _Direct:
     """Transport of local mode: the collector is in this process."""
 
+    lost = 0
+
     def __init__(self, collector: Any) -> None:
         self._collector = collector
 

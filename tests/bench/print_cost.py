@@ -23,6 +23,8 @@ from raynb.worker.stdio import LogPump
 class Nowhere:
     """A transport that delivers at once."""
 
+    lost = 0
+
     def send(self, batch: Any) -> bool:
         return True
 

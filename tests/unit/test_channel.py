@@ -8,6 +8,7 @@ import threading
 import time
 import types
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ class FakeTransport:
     def __init__(self) -> None:
         self.batches: list[Batch] = []
         self.refuse = False
+        self.lost = 0
         self.error: Exception | None = None
         self.block = threading.Event()
         self.block.set()
@@ -443,6 +445,13 @@ def test_a_status_goes_out_at_once(channel: Channel, transport: FakeTransport) -
 # -- the actor transport, against something that looks like Ray ----------------------------------
 
 
+@dataclass(eq=False)  # told apart as Ray's references are
+class Call:
+    batch: Batch
+    done: bool
+    error: Exception | None
+
+
 class FakeRay:
     """``ray.wait`` and ``ray.get`` over calls that end when the test says so."""
 
@@ -457,12 +466,12 @@ class FakeRay:
             pass
 
     def __init__(self) -> None:
-        self.calls: list[types.SimpleNamespace] = []
+        self.calls: list[Call] = []
         self.lock = threading.Lock()
         self.died: Exception | None = None
 
-    def remote(self, batch: Any) -> types.SimpleNamespace:
-        call = types.SimpleNamespace(batch=batch, done=bool(self.died), error=self.died)
+    def remote(self, batch: Any) -> Call:
+        call = Call(batch, bool(self.died), self.died)
         self.calls.append(call)
         return call
 
@@ -534,11 +543,31 @@ def test_a_refused_batch_is_not_a_dead_supervisor(fake_ray: FakeRay, error: str)
         transport.send(batch(k))
     call = fake_ray.calls[0]
     call.done, call.error = True, getattr(FakeRay.exceptions, error)("bad")
-    assert transport.send(batch(bound)) and not transport.dead and transport.refused == 1
+    assert transport.send(batch(bound)) and not transport.dead
     for call in fake_ray.calls:
         call.done = True
     assert not transport.drain(1)  # not all was delivered
     assert len(fake_ray.calls) == bound + 1
+
+
+@pytest.mark.parametrize("error", ["RayTaskError", "ActorUnavailableError"])
+def test_records_that_may_be_lost_on_their_way_are_counted(fake_ray: FakeRay, error: str) -> None:
+    channel = Channel(actor_transport(fake_ray), 0, 0)
+    for rows in (2, 3, 4):
+        for k in range(rows):
+            channel.log({"a": k})
+        channel.flush(0)
+        call = fake_ray.calls[-1]
+        call.done = True
+        if rows == 3:
+            call.error = getattr(FakeRay.exceptions, error)("bad")
+    channel.flush(1)  # hears of it
+    channel.log({"a": 1})
+    channel.flush(0)
+    fake_ray.calls[-1].done = True
+    channel.close(1)
+    assert sum(len(c.batch.records) for c in fake_ray.calls if c.batch.records) == 10
+    assert fake_ray.calls[-1].batch.dropped == {"metrics": 3}
 
 
 def test_mapping_that_is_no_dict(channel: Channel, transport: FakeTransport) -> None:
