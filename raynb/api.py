@@ -314,7 +314,7 @@ def _start_local(run: Any, spec: RunSpec, make: MakeTrainer, *, show: bool, echo
     from raynb.engine.local import LocalCollector, fit_here
     from raynb.engine.run import LocalBackend
 
-    collector = LocalCollector(run.facts)
+    collector = LocalCollector(run.facts, spec.num_to_keep)
     backend = LocalBackend(collector)
     if show:
         open_view(run, echo=echo)

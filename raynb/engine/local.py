@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -15,10 +16,20 @@ from raynb.engine.supervisor import Outcome
 
 
 class LocalCollector(Collector):
-    """The collector of a run in this process; keeps the checkpoints, which Ray does not here."""
+    """The collector of a run in this process; keeps the checkpoints, which Ray does not here.
 
-    def __init__(self, facts: RunFacts) -> None:
+    Parameters
+    ----------
+    facts : RunFacts
+    num_to_keep : int, optional
+        The best of these, or without ``facts.best`` the latest, and the last one in any case, as
+        ``ray.train.CheckpointConfig`` says; by default all.
+    """
+
+    def __init__(self, facts: RunFacts, num_to_keep: int | None = None) -> None:
         super().__init__(facts)
+        self._num_to_keep = num_to_keep
+        self._saved = 0
         self.checkpoints: list[tuple[Any, dict[str, Any]]] = []
         self.group_starting(1)
 
@@ -30,7 +41,8 @@ class LocalCollector(Collector):
         import ray.train
 
         filesystem, run_dir = self.storage
-        path = f"{run_dir}/checkpoint_{len(self.checkpoints):06d}"
+        path = f"{run_dir}/checkpoint_{self._saved:06d}"
+        self._saved += 1
         filesystem.create_dir(path, recursive=True)
         pafs.copy_files(
             checkpoint.path,
@@ -40,6 +52,25 @@ class LocalCollector(Collector):
         )
         kept = ray.train.Checkpoint(path, filesystem)
         self.checkpoints.append((kept, dict(metrics)))
+        for one in self._surplus():
+            self.checkpoints.remove(one)
+            filesystem.delete_dir(one[0].path)
+
+    def _surplus(self) -> list[tuple[Any, dict[str, Any]]]:
+        if self._num_to_keep is None:
+            return []
+        ranked = list(self.checkpoints)
+        if self.facts.best is not None:
+            metric, mode = self.facts.best
+
+            def score(one: tuple[Any, dict[str, Any]]) -> float:
+                value = one[1].get(metric)
+                if not isinstance(value, int | float) or value != value:
+                    return -math.inf  # without the metric there is none worse
+                return float(value) if mode == "max" else -float(value)
+
+            ranked.sort(key=score)
+        return [one for one in ranked[: -self._num_to_keep] if one is not self.checkpoints[-1]]
 
 
 def fit_here(

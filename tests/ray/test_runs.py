@@ -432,6 +432,23 @@ def test_local_mode(notebook: Any) -> None:
     assert result.metrics == {"loss": 0.25}
     assert Path(result.checkpoint.path, "x.txt").is_file()
 
+    notebook.run(
+        "%%distributed_train --local --num-to-keep 2 --best loss:min\n"
+        "import os, tempfile, ray.train\n"
+        "for loss in (0.3, 0.1, 0.4, 0.2, 0.5):\n"
+        "    with tempfile.TemporaryDirectory() as d:\n"
+        "        open(os.path.join(d, 'x.txt'), 'w').write(str(loss))\n"
+        "        kept = ray.train.Checkpoint.from_directory(d)\n"
+        "        ray.train.report({'loss': loss}, checkpoint=kept)\n"
+    )
+    result = notebook["result"]
+    # The two best, and the latest.
+    assert [m["loss"] for _, m in result.best_checkpoints] == [0.1, 0.2, 0.5]
+    assert [Path(c.path, "x.txt").read_text() for c, _ in result.best_checkpoints] == [
+        "0.1", "0.2", "0.5",
+    ]  # fmt: skip
+    assert len(list(Path(result.path).glob("checkpoint_*"))) == 3
+
     error = notebook.error("%%distributed_train --local\nnumber = 1\nnumber / 0")
     assert isinstance(error, ZeroDivisionError)  # the user's own, for %debug
     assert notebook["result"].state == "failed"
