@@ -1,7 +1,7 @@
 """What watching costs a search: trivial trials under a bare Tuner and under raynb, in turn.
 
-Run by hand: ``python tests/bench/tune_overhead.py [--trials 100] [--rounds 1] [--swap]``. Both run in one
-cluster of four logical CPUs, with the same function, space and storage; which comes first
+Run by hand: ``python tests/bench/tune_overhead.py [--trials 100] [--rounds 1] [--swap]``. Both run
+in one cluster of four logical CPUs, with the same function, space and storage; which comes first
 alternates. A first small search of each kind warms the page cache. Prints the seconds of each and
 their ratio (bar: at most 1.1). A trial is a process of its own under Ray Tune, whose start is most
 of what is measured; noise of some per cent is normal on a busy machine, so look at the rounds.
