@@ -49,6 +49,7 @@ FOREIGN = {
     "--cpus-per-task": "sbatch",
     "--exclude": "srun",
     "--overlap": "srun",
+    "--limit-mb": "tests/bench/memory.py",
 }
 
 
