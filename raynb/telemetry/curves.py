@@ -88,18 +88,19 @@ class Curves:
     ) -> None:
         """Take a rank's records of one metric, in the order of logging."""
         metric, rank, attempt = key
+        if attempt <= self._attempt - MAX_ATTEMPTS:
+            return
+        if metric not in self._metrics and len(self._metrics) >= MAX_METRICS:
+            if len(self._refused) < MAX_REFUSED:
+                self._refused.add(key)
+            return
+        # Only with a curve of its own does an attempt push out older ones: watchers, who know
+        # attempts by their curves, do the same.
         if attempt > self._attempt:
             self._attempt = attempt
             self._worst.clear()
             self._forget(attempt - MAX_ATTEMPTS)
-        if attempt <= self._attempt - MAX_ATTEMPTS:
-            return
-        if metric not in self._metrics:
-            if len(self._metrics) >= MAX_METRICS:
-                if len(self._refused) < MAX_REFUSED:
-                    self._refused.add(key)
-                return
-            self._metrics.add(metric)
+        self._metrics.add(metric)
         if self._ranks is not None:
             self._band(metric, attempt).add(rank, steps, times, epochs, values, version)
             return
@@ -131,6 +132,7 @@ class Curves:
             del self.series[key], self._version[key]
         for band in [band for band in self.bands if band[1] <= upto]:
             del self.bands[band]
+        self._metrics = {metric for metric, *_ in self.series} | {name for name, _ in self.bands}
 
     # -- who watches -----------------------------------------------------------------------------
 

@@ -308,6 +308,28 @@ def test_many_series_share_a_bounded_memory() -> None:
     assert sum(s._data.shape[1] for s in digest.series.values()) <= curves_module.MAX_POINTS
 
 
+def test_a_refused_metric_of_a_new_attempt_pushes_out_no_curve(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(curves_module, "MAX_METRICS", 2)
+    monkeypatch.setattr(curves_module, "MAX_ATTEMPTS", 2)
+    monkeypatch.setattr(mirror_module, "MAX_ATTEMPTS", 2)
+    digest, cursor, mirror = Digest("run"), Cursor(), Mirror()
+
+    def known(*batches: Batch) -> list[tuple[str, int, int]]:
+        for one in batches:
+            digest.apply(one)
+        mirror.apply(digest.since(cursor, 0.0))
+        assert same(mirror, digest, cursor)
+        return sorted(mirror.series)
+
+    known(Batch(0, 0, 0, records([1.0], "loss")), Batch(0, 0, 0, records([1.0], "acc")))
+    assert known(Batch(0, 2, 0, records([1.0], "other"))) == [("acc", 0, 0), ("loss", 0, 0)]
+    assert known(Batch(0, 2, 0, records([1.0], "loss"))) == [("loss", 0, 2)]
+    # What is forgotten makes room.
+    assert known(Batch(0, 2, 0, records([1.0], "other"))) == [("loss", 0, 2), ("other", 0, 2)]
+
+
 def test_attempts_long_past_are_forgotten() -> None:
     digest, cursor, mirror = Digest("run"), Cursor(), Mirror()
     for attempt in range(30):
