@@ -180,5 +180,5 @@ def _runs_on(found: Head) -> list[str]:
             f"this process is connected to another cluster than raynb's at {found.address}",
             hint="ask in a terminal, with `raynb cluster`",
         )
-    cluster.connect_to(found.address)
+    cluster.connect_to(found.address, found=True)
     return live_runs()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 from collections.abc import Iterator
 from typing import Any
 
 import ray
+import ray._private.authentication.authentication_token_setup as authentication
 import ray._private.ray_constants as ray_constants
 import ray._private.state as ray_state
 import ray._private.utils as ray_utils
@@ -91,14 +93,21 @@ def connect() -> bool:
             hint="start that cluster, or unset RAY_ADDRESS to let raynb start a local one",
             topic="cluster-unreachable",
         )
-    connect_to(address)
+    connect_to(address, found=address != given)
     return True
 
 
-def connect_to(address: str) -> None:
-    """Connect to the cluster at ``host:port``, if this process is connected to none yet."""
+def connect_to(address: str, *, found: bool) -> None:
+    """Connect to the cluster at ``host:port``, if this process is connected to none yet.
+
+    Reason for the internal: where it was ``found``, and not named by the user, Ray would switch its
+    token authentication on if there is a token; for an address that it is given it does not.
+    """
     if ray.is_initialized():
         return
+    if found:
+        logging.getLogger(authentication.__name__).setLevel(logging.ERROR)  # one that says it is on
+        authentication.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
     host = address.rpartition(":")[0]
     here = _loopback() if host in ("127.0.0.1", "localhost", "[::1]") else contextlib.nullcontext()
     with here:

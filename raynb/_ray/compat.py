@@ -26,6 +26,8 @@ _NEEDED = (
     ("ray._private.ray_constants", "ENABLE_RAY_CLUSTERS_ENV_VAR", ()),
     ("ray._private.utils", "read_ray_address", ()),
     ("ray._common.utils", "reset_ray_address", ()),
+    ("ray._private.authentication.authentication_token_setup",
+     "maybe_enable_token_auth_if_token_available", ()),
     ("ray._private.state", "state", ("get_max_resources_from_cluster_config",)),
 )  # fmt: skip
 

@@ -95,6 +95,7 @@ def up(num_cpus: int | None = None, num_gpus: int | None = None) -> Head:
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
     }
     env.pop("RAY_ADDRESS", None)  # Ray would warn, and start another one all the same
+    _use_token(env)
     with log.open("wb") as file:
         # A session of its own: neither Ctrl-C nor the kernel's end reach it.
         process = subprocess.Popen(
@@ -134,6 +135,24 @@ def down(head: Head) -> None:
     # What Ray notes of its latest `ray start` would lead everybody to a cluster that is gone.
     if ray_utils.read_ray_address() == head.address:
         reset_ray_address()
+
+
+def _use_token(env: dict[str, str]) -> None:
+    """Switch Ray's token authentication on, as ``ray.init`` does for a cluster that it starts.
+
+    ``ray start`` does so only where there is a token already. A mode that the user set stays.
+    """
+    if env.setdefault("RAY_AUTH_MODE", "token") != "token":
+        return
+    # Prints the token there is, or makes one.
+    command = [sys.executable, "-m", "ray.scripts.scripts", "get-auth-token", "--generate"]
+    made = subprocess.run(command, env=env, capture_output=True, text=True)
+    if made.returncode:
+        raise ResourceError(
+            "Ray has no authentication token, and can't make one",
+            detail=made.stderr.strip()[-2_000:],
+            topic="no-cluster-that-stays",
+        )
 
 
 def _wait_for(process: subprocess.Popen[bytes], address: str, log: Path) -> None:

@@ -64,7 +64,8 @@ print(json.dumps({
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """An environment without a cluster; ends the one that a test leaves."""
-    env = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
+    # A cluster that this process has started leaves its mode of authentication behind.
+    env = {k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "RAY_AUTH_MODE")}
     # Where the cluster's file lies: no other test's, and none of the user's.
     env["TMPDIR"] = str(tmp_path_factory.mktemp("own"))
     yield env
