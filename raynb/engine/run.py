@@ -16,7 +16,7 @@ import pyarrow as pa
 from raynb.engine.collector import TERMINAL, Collector, RunFacts
 from raynb.engine.hints import failures
 from raynb.engine.spec import RAYNB_DIR, filesystem_of, read_record, without_secrets
-from raynb.engine.supervisor import NAMESPACE, Outcome, Supervisor, supervisor_name
+from raynb.engine.supervisor import NAMESPACE, WATCHER_S, Outcome, Supervisor, supervisor_name
 from raynb.engine.v1 import replacement
 from raynb.errors import OptionError, RaynbError, SupervisorDiedError, TrainingError
 from raynb.telemetry.history import concat, left_out, read_history, to_frame
@@ -78,19 +78,37 @@ class RemoteBackend:
         options = {"name": supervisor_name(facts.name), "namespace": NAMESPACE}
         # Detached: the run outlives this kernel wherever the cluster does.
         actor_class = actor_class.options(lifetime="detached", **options)
-        taken = find_backend(facts.name) is not None
-        if not taken:
+        if not cls._goes_on(facts.name):
             try:
                 return cls(actor_class.remote(facts, env), facts.run_path)
             except ValueError:  # another kernel was as fast
-                taken = find_backend(facts.name) is not None
-                if not taken:
+                if not cls._goes_on(facts.name):
                     raise
         raise OptionError(
             f"a run called {facts.name!r} is going on already",
             hint=f"%raynb attach {facts.name} shows it; choose another --name for a new one",
             topic="name-taken",
         )
+
+    @classmethod
+    def _goes_on(cls, name: str) -> bool:
+        """Whether a run of this name goes on; one that has ended makes way for the next."""
+        import ray
+
+        end = time.monotonic() + WATCHER_S + ANSWER_S
+        while (backend := find_backend(name)) is not None:
+            try:
+                state = ray.get(backend.actor.state.remote(), timeout=ANSWER_S)
+            except ray.exceptions.GetTimeoutError:
+                return True
+            except ray.exceptions.RayActorError:
+                state = ""  # its name goes a moment later
+            if state and state not in TERMINAL:
+                return True
+            if time.monotonic() > end:
+                backend.kill()  # all is on storage, and nobody has come for it
+            time.sleep(0.1)
+        return False
 
     def reads_from(self, run_path: str) -> None:
         """Where the run's directory is, for one that was found by its name."""

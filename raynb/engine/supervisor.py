@@ -340,8 +340,11 @@ def shown_error(failure: Mapping[str, Any] | None, error: BaseException) -> dict
         text = str(error)
         last = text.strip().splitlines()[-1] if text.strip() else ""
         ranks = sorted(getattr(error, "worker_failures", {}) or {})
+        title = f"{type(error).__name__}: {last}"
+        if isinstance(error, ray.exceptions.RayActorError):
+            title = "the run's controller died: its process was killed, or its node is gone"
         return {
-            "title": f"{type(error).__name__}: {last}"[:500],
+            "title": title[:500],
             "rank": ranks[0] if ranks else None,
             "text": text[-8_000:],
             "line": None,

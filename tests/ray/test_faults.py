@@ -32,7 +32,7 @@ def train_func(config: dict[str, Any]) -> str:
     rank = ray.train.get_context().get_world_rank()
     model = torch.nn.Linear(2, 1)
     saved = raynb.resume(model)
-    first = 0 if saved is None else saved["step"] + 1
+    first = 0 if saved is None else saved.extra["step"] + 1
     with Path(config["there"], f"rank{rank}.txt").open("a") as file:
         for step in range(first, config["steps"]):
             raynb.log({"loss": float(step)}, step=step)
