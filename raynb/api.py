@@ -25,6 +25,8 @@ from raynb.worker.program import CellProgram, load_values, run_program
 from raynb.worker.runtime import Link
 
 MakeTrainer = Callable[[Link], Callable[[], Any]]
+#: The module that a kernel with warm workers has imported; without them it is not needed.
+_WARM = "raynb.engine.warm.group"
 
 
 def train(
@@ -46,6 +48,7 @@ def train(
     backend: str | None = None,
     timeout_s: int | None = None,
     env: dict[str, str] | None = None,
+    warm: bool | None = None,
     block: bool = True,
     show: bool = True,
     echo: bool = False,
@@ -80,6 +83,9 @@ def train(
         As in ``ray.train.torch.TorchConfig``.
     env : dict of str to str, optional
         Environment variables of the workers.
+    warm : bool, optional
+        True: on the warm workers of :mod:`raynb.workers` or not at all; False: on workers of its
+        own. By default on the warm ones where they are up and have what is asked for.
     block : bool
         False returns the :class:`~raynb.engine.run.Run` at once.
     show : bool
@@ -116,6 +122,7 @@ def train(
         backend=backend,
         timeout_s=timeout_s,
         env=dict(env or {}),
+        warm=warm,
     ).check()
     if not spec.local:
         _check_ships(train_func)
@@ -251,7 +258,21 @@ def _start_spec(
         )
 
     key = function_key(fn, program.source if program is not None else None)
-    return _start(spec, make, _summary(spec, capture), key, block=block, show=show, echo=echo)
+    summary = _summary(spec, capture)
+    if not spec.local and (spec.warm or (spec.warm is None and _WARM in sys.modules)):
+        from raynb import workers
+
+        found = workers.start_job(
+            spec,
+            lambda: _new_run(spec, summary, key, block=block),
+            capture or fn,
+            show=show,
+            echo=echo,
+        )
+        if not isinstance(found, str):
+            return found
+        summary["workers_note"] = found
+    return _start(spec, make, summary, key, block=block, show=show, echo=echo)
 
 
 def _start(
@@ -266,13 +287,10 @@ def _start(
 ) -> Any:
     """Start a run: preflight, Ray, supervisor, trainer."""
     from raynb._ray import cluster
-    from raynb.engine.run import RemoteBackend, Run
-    from raynb.results.run_result import RunResult
+    from raynb.engine.run import RemoteBackend
 
-    summary["previous"] = previous(function)
-    facts = RunFacts(spec.name, spec.run_path, spec.best, spec.bundle, summary)
-    run = Run(facts, RunResult.of, blocking=block)
-    run.when_done(lambda: remember(function, run.result.record))
+    run = _new_run(spec, summary, function, block=block)
+    facts = run.facts
     if spec.local:
         return _start_local(run, spec, make, show=show, echo=echo)
     found = cluster.connect()
@@ -301,6 +319,17 @@ def _start(
         raise
     run.when_done(lambda: close_view(run))
     run.attach(backend)
+    return run
+
+
+def _new_run(spec: RunSpec, summary: dict[str, Any], function: str, *, block: bool) -> Any:
+    from raynb.engine.run import Run
+    from raynb.results.run_result import RunResult
+
+    summary["previous"] = previous(function)
+    facts = RunFacts(spec.name, spec.run_path, spec.best, spec.bundle, summary)
+    run = Run(facts, RunResult.of, blocking=block)
+    run.when_done(lambda: remember(function, run.result.record))
     return run
 
 

@@ -131,7 +131,9 @@ def find_backend(name: str) -> RemoteBackend | None:
     try:
         return RemoteBackend(ray.get_actor(supervisor_name(name), namespace=NAMESPACE))
     except ValueError:
-        return None
+        from raynb.engine.warm.backend import find_job
+
+        return find_job(name)
 
 
 class LocalBackend:

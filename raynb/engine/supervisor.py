@@ -59,8 +59,15 @@ class Outcome:
     secondary: int
 
 
-@ray.remote(num_cpus=0, max_restarts=0, concurrency_groups={"ingest": 1, "watch": 8, "control": 4})
-class Supervisor:
+#: Options of a supervisor's actor.
+ACTOR: dict[str, Any] = {
+    "num_cpus": 0,
+    "max_restarts": 0,
+    "concurrency_groups": {"ingest": 1, "watch": 8, "control": 4},
+}
+
+
+class RunSupervisor:
     """Hosts one run. Workers call ``hello`` and ``ingest``, watchers ``poll``, kernels ``stop``."""
 
     def __init__(self, facts: RunFacts, env: Mapping[str, str]) -> None:
@@ -70,7 +77,7 @@ class Supervisor:
             os.environ.setdefault(name, value)
         # Arrow's own pools keep what a merge of the history needed once.
         pa.set_memory_pool(pa.system_memory_pool())
-        self._collector = Collector(facts)
+        self._collector = self._new_collector(facts)
         self._facts = facts
         self._controller: Any = None
         self._placement_group: Any = None
@@ -80,6 +87,9 @@ class Supervisor:
         self._outcome: Outcome | None = None
         self._asked = time.monotonic()
         self._collector.set_state("starting_workers", "starting Ray Train")
+
+    def _new_collector(self, facts: RunFacts) -> Collector:
+        return Collector(facts)
 
     # -- the kernel ------------------------------------------------------------------------------
 
@@ -114,6 +124,9 @@ class Supervisor:
     @ray.method(concurrency_group="control")
     def stop(self) -> None:
         """Begin to stop; returns at once, the state tells when it is done."""
+        self._stop()
+
+    def _stop(self) -> None:
         if self._stopping.is_set() or self._ended.is_set():
             return
         self._stopping.set()
@@ -170,6 +183,9 @@ class Supervisor:
 
     @ray.method(concurrency_group="control")
     def controller_event(self, kind: str, payload: Mapping[str, Any]) -> None:
+        self._on_controller_event(kind, payload)
+
+    def _on_controller_event(self, kind: str, payload: Mapping[str, Any]) -> None:
         if kind == "placement_group":
             self._placement_group = payload["group"]
             return
@@ -284,6 +300,9 @@ class Supervisor:
                 os._exit(0)
 
 
+Supervisor = ray.remote(**ACTOR)(RunSupervisor)
+
+
 def _runs(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
@@ -317,4 +336,12 @@ def supervisor_name(run_name: str) -> str:
     return f"run:{run_name}"
 
 
-__all__ = ["NAMESPACE", "TERMINAL", "Outcome", "Supervisor", "supervisor_name"]
+__all__ = [
+    "ACTOR",
+    "NAMESPACE",
+    "TERMINAL",
+    "Outcome",
+    "RunSupervisor",
+    "Supervisor",
+    "supervisor_name",
+]

@@ -60,6 +60,10 @@ class TrainerMaker:
     link: Link
 
     def __call__(self) -> Any:
+        return watched(self.plain(), self.link, self.program)
+
+    def plain(self) -> Any:
+        """The trainer without telemetry."""
         import ray.train
         from ray.train.torch import TorchConfig, TorchTrainer
 
@@ -92,7 +96,7 @@ class TrainerMaker:
             scaling["resources_per_worker"] = spec.bundle
         if spec.accelerator_type:
             scaling["accelerator_type"] = spec.accelerator_type
-        trainer = TorchTrainer(
+        return TorchTrainer(
             self.fn,
             train_loop_config=dict(spec.config or {}),
             torch_config=torch_config,
@@ -100,7 +104,6 @@ class TrainerMaker:
             run_config=ray.train.RunConfig(**run_config),
             datasets=spec.datasets or None,
         )
-        return watched(trainer, self.link, self.program)
 
 
 @dataclass
@@ -123,16 +126,21 @@ def watched(trainer: Any, link: Link, program: CellProgram | None) -> Any:
     )
     # Ray hands a config only to a function that takes one; the entry always takes it.
     trainer.train_loop_config = trainer.train_loop_config or {}
-    if not link.local:
-        from raynb._ray.cluster import faster_imports
-        from raynb._ray.controller import SupervisorCallback
+    return trainer if link.local else told(trainer, link.supervisor)
 
-        run_config = copy.copy(trainer.run_config)
-        callbacks: Sequence[Any] = run_config.callbacks or []
-        run_config.callbacks = [*callbacks, SupervisorCallback(link.supervisor)]
-        # Ray's workers get an environment of their own in any case; this one starts them faster.
-        env = dict(run_config.worker_runtime_env or {})
-        env["env_vars"] = {**faster_imports(), **env.get("env_vars", {})}
-        run_config.worker_runtime_env = env
-        trainer.run_config = run_config
+
+def told(trainer: Any, supervisor: Any) -> Any:
+    """A copy of ``trainer`` whose controller tells the supervisor what it does."""
+    from raynb._ray.cluster import faster_imports
+    from raynb._ray.controller import SupervisorCallback
+
+    trainer = copy.copy(trainer)
+    run_config = copy.copy(trainer.run_config)
+    callbacks: Sequence[Any] = run_config.callbacks or []
+    run_config.callbacks = [*callbacks, SupervisorCallback(supervisor)]
+    # Ray's workers get an environment of their own in any case; this one starts them faster.
+    env = dict(run_config.worker_runtime_env or {})
+    env["env_vars"] = {**faster_imports(), **env.get("env_vars", {})}
+    run_config.worker_runtime_env = env
+    trainer.run_config = run_config
     return trainer

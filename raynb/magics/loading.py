@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from raynb.magics import completion, train
+from raynb.magics import completion, train, workers
 from raynb.magics.config import RayNB
 
 
@@ -21,6 +21,7 @@ def load_ipython_extension(ip: Any) -> None:
     defaults = RayNB(parent=ip)
     ip.configurables.append(defaults)
     ip.register_magics(train.TrainMagics(ip, defaults))
+    ip.register_magics(workers.WorkersMagics(ip, defaults))
     ip.input_transformers_cleanup.append(lone_magic_line)
     options = {train.NAME: train.TrainMagics.distributed_train.options}
     ip.Completer.custom_matchers.append(completion.make_matcher(ip, options))
@@ -38,6 +39,8 @@ def unload_ipython_extension(ip: Any) -> None:
     for kind in ("line", "cell"):
         ip.magics_manager.magics[kind].pop(train.NAME, None)
     ip.magics_manager.registry.pop(train.TrainMagics.__name__, None)
+    ip.magics_manager.magics["line"].pop(workers.NAME, None)
+    ip.magics_manager.registry.pop(workers.WorkersMagics.__name__, None)
     ip.input_transformers_cleanup[:] = [
         t for t in ip.input_transformers_cleanup if t is not lone_magic_line
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import traceback
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from raynb.errors import CaptureError, OptionError
 from raynb.magics import cells
 from raynb.magics.config import RayNB
 from raynb.magics.options import FUNC, OUT, TRAIN_GROUPS, build_spec, identifier, options, parse
+from raynb.magics.workers import take_scaling
 
 if TYPE_CHECKING:
     from raynb.engine.capture import Capture
@@ -92,7 +94,7 @@ class TrainMagics(Magics):
                 "--local runs in the kernel and --background asks for it not to wait",
                 hint="leave out one of them",
             )
-        spec = build_spec(args, self.shell.user_ns, self.defaults).check()
+        spec = self._spec(args).check()
         capture = self._capture(here, spec, func_name, args.func is not None)
         if args.dry_run:
             from raynb.engine.capture import format_table
@@ -106,6 +108,11 @@ class TrainMagics(Magics):
             background=args.background,
             echo=self.defaults.echo if args.echo is None else args.echo,
         )
+
+    def _spec(self, args: argparse.Namespace) -> RunSpec:
+        spec = build_spec(args, self.shell.user_ns, self.defaults)
+        take_scaling(spec, args)
+        return spec
 
     def _capture(
         self, here: cells.MagicCell, spec: RunSpec, func_name: str, explicit: bool

@@ -21,6 +21,7 @@ LAYERS = {
     "results": 4,
     "panel": 5,
     "api": 6,
+    "workers": 6,
     "magics": 7,
     "doctor": 7,
     "demo": 7,

@@ -1,0 +1,126 @@
+"""The view of the warm workers: what each rank is, holds, and kept of the last run."""
+
+from __future__ import annotations
+
+import sys
+from html import escape
+from typing import Any
+
+from raynb.results.mount import in_notebook
+from raynb.telemetry.units import human_bytes, human_seconds
+
+_CELL = "padding:2px 12px 2px 0;text-align:left;font-variant-numeric:tabular-nums"
+
+
+def show() -> None:
+    """Show the warm workers as they are now."""
+    from raynb import workers
+
+    found = workers.status()
+    if in_notebook():
+        from IPython.display import publish_display_data
+
+        publish_display_data({"text/plain": as_text(found), "text/html": as_html(found)})
+    else:
+        print(as_text(found))
+
+
+def as_text(found: dict[str, Any] | None) -> str:
+    """A group's status as plain text."""
+    lines = [headline(found)]
+    for row in rows(found):
+        lines.append("  " + "  ".join(row))
+    return "\n".join(lines)
+
+
+def as_html(found: dict[str, Any] | None) -> str:
+    """A group's status as HTML without scripts."""
+    body = "".join(
+        "<tr>" + "".join(f'<td style="{_CELL}">{escape(cell)}</td>' for cell in row) + "</tr>"
+        for row in rows(found)
+    )
+    table = f'<table style="border-collapse:collapse">{body}</table>' if body else ""
+    return f"<div><p>{escape(headline(found))}</p>{table}</div>"
+
+
+def headline(found: dict[str, Any] | None) -> str:
+    """The group in one line."""
+    if found is None:
+        return "No warm workers are up. Start them: %raynb workers up -n 2"
+    n = len(found["ranks"])
+    parts = [f"Warm workers: {n} rank{'s' if n != 1 else ''}, {found['phase']}"]
+    if found["job"]:
+        parts.append(f"run {found['job']}")
+    if found["idle"] is not None:
+        left = max(0.0, found["idle_timeout"] - found["idle"])
+        parts.append(f"idle for {human_seconds(found['idle'])}, ends in {human_seconds(left)}")
+    parts.append(f"{found['jobs']} run{'s' if found['jobs'] != 1 else ''} so far")
+    if found["restarts"]:
+        parts.append(f"started anew {found['restarts']} times")
+    return " · ".join(parts)
+
+
+def rows(found: dict[str, Any] | None) -> list[tuple[str, ...]]:
+    """One row a rank: rank, node, process, memory, and what the last run left."""
+    if found is None:
+        return []
+    return [
+        (
+            f"rank {row['rank']}",
+            str(row["node"]),
+            f"pid {row['pid']}",
+            human_bytes(row.get("memory")),
+            left_text(row.get("left")),
+        )
+        for row in found["ranks"]
+    ]
+
+
+def left_text(left: dict[str, Any] | None) -> str:
+    """What a run left on a rank, in words; empty when it is nothing."""
+    if not left:
+        return ""
+    parts = []
+    if left.get("cuda"):
+        held = f": {', '.join(left['cuda_by'][:3])}" if left.get("cuda_by") else ""
+        parts.append(f"{human_bytes(left['cuda'])} of GPU memory{held}")
+    for what, names in (("thread", left.get("threads")), ("open file", left.get("files"))):
+        if names:
+            plural = "s" if len(names) != 1 else ""
+            more = ", …" if len(names) > 3 else ""
+            parts.append(f"{len(names)} {what}{plural} ({', '.join(names[:3])}{more})")
+    said = []
+    if parts:
+        said.append(
+            "the last run left " + " and ".join(parts) + "; %raynb workers restart frees it"
+        )
+    if left.get("restored"):
+        said.append("put back what it had replaced: " + ", ".join(left["restored"][:3]))
+    return "; ".join(said)
+
+
+class Starting:
+    """Says what is being waited for, in one line that changes, and goes once it is there."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def __enter__(self) -> Any:
+        return self._tell
+
+    def _tell(self, text: str) -> None:
+        line = f"Warm workers: {text} …"
+        if not in_notebook():
+            print(line, file=sys.stderr)
+            return
+        from IPython.display import display
+
+        bundle = {"text/plain": line}
+        if self._handle is None:
+            self._handle = display(bundle, raw=True, display_id=True)
+        else:
+            self._handle.update(bundle, raw=True)
+
+    def __exit__(self, *_: object) -> None:
+        if self._handle is not None:
+            self._handle.update({"text/plain": "", "text/html": ""}, raw=True)
