@@ -129,14 +129,15 @@ class WorkersMagics(Magics):
         )
         spec.storage_path, spec.max_failures, spec.num_to_keep = "", 0, None
         with Starting() as tell:
-            workers.start(spec, minutes * 60, tell)
-        show()
+            found = workers.start(spec, minutes * 60, tell)
+        show(found)
 
     def _status(self, line: str) -> None:
+        from raynb import workers
         from raynb.panel.workers import show
 
         _no_more(line)
-        show()
+        show(workers.status())
 
     def _restart(self, line: str) -> None:
         from raynb import workers
@@ -145,8 +146,8 @@ class WorkersMagics(Magics):
         force = _force(line)
         with Starting() as tell:
             tell("starting the workers anew")
-            workers.restart(force=force)
-        show()
+            found = workers.restart(force=force)
+        show(found)
 
     def _down(self, line: str) -> None:
         from raynb import workers

@@ -12,11 +12,8 @@ from raynb.telemetry.units import human_bytes, human_seconds
 _CELL = "padding:2px 12px 2px 0;text-align:left;font-variant-numeric:tabular-nums"
 
 
-def show() -> None:
-    """Show the warm workers as they are now."""
-    from raynb import workers
-
-    found = workers.status()
+def show(found: dict[str, Any] | None) -> None:
+    """Show a status of warm workers, as ``raynb.workers.status`` gives it."""
     if in_notebook():
         from IPython.display import publish_display_data
 
