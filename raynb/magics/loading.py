@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from raynb.magics import completion, train, workers
+from raynb.magics import completion, spmd, train, workers
 from raynb.magics.config import RayNB
 
 
@@ -22,9 +22,14 @@ def load_ipython_extension(ip: Any) -> None:
     ip.configurables.append(defaults)
     ip.register_magics(train.TrainMagics(ip, defaults))
     ip.register_magics(workers.WorkersMagics(ip, defaults))
-    ip.input_transformers_cleanup.append(lone_magic_line)
-    options = {train.NAME: train.TrainMagics.distributed_train.options}
+    ip.register_magics(spmd.SpmdMagics(ip, defaults))
+    ip.input_transformers_cleanup.extend([lone_magic_line, spmd.auto])
+    options = {
+        train.NAME: train.TrainMagics.distributed_train.options,
+        spmd.NAME: spmd.SpmdMagics.distributed.options,
+    }
     ip.Completer.custom_matchers.append(completion.make_matcher(ip, options))
+    ip.Completer.custom_matchers.append(spmd.make_matcher())
 
 
 def unload_ipython_extension(ip: Any) -> None:
@@ -38,16 +43,19 @@ def unload_ipython_extension(ip: Any) -> None:
     ip.configurables[:] = [c for c in ip.configurables if not isinstance(c, RayNB)]
     for kind in ("line", "cell"):
         ip.magics_manager.magics[kind].pop(train.NAME, None)
+        ip.magics_manager.magics[kind].pop(spmd.NAME, None)
     ip.magics_manager.registry.pop(train.TrainMagics.__name__, None)
     ip.magics_manager.magics["line"].pop(workers.NAME, None)
     ip.magics_manager.registry.pop(workers.WorkersMagics.__name__, None)
+    ip.magics_manager.registry.pop(spmd.SpmdMagics.__name__, None)
+    spmd.auto.on = False
     ip.input_transformers_cleanup[:] = [
-        t for t in ip.input_transformers_cleanup if t is not lone_magic_line
+        t for t in ip.input_transformers_cleanup if t not in (lone_magic_line, spmd.auto)
     ]
     ip.Completer.custom_matchers[:] = [
         m
         for m in ip.Completer.custom_matchers
-        if getattr(m, "matcher_identifier", "") != completion.IDENTIFIER
+        if getattr(m, "matcher_identifier", "") not in (completion.IDENTIFIER, spmd.IDENTIFIER)
     ]
 
 
@@ -67,7 +75,7 @@ def lone_magic_line(lines: list[str]) -> list[str]:
     list of str
         The lines, with one ``%`` less where there is nothing but the magic line.
     """
-    start = f"%%{train.NAME}"
-    if len(lines) == 1 and lines[0].split()[:1] == [start] and lines[0].startswith(start):
+    starts = [f"%%{train.NAME}", f"%%{spmd.NAME}"]
+    if len(lines) == 1 and lines[0].startswith("%%") and lines[0].split()[0] in starts:
         return [lines[0][1:]]
     return lines

@@ -57,6 +57,7 @@ HELP_TEXT = """\
 %raynb workers status                                         what they do and hold
 %raynb workers restart [--force]                              new processes for them
 %raynb workers down [--force]                                 end them
+%raynb auto on|off                                            plain cells run on every rank
 """
 
 
@@ -82,6 +83,11 @@ class WorkersMagics(Magics):
         words = line.split(None, 2)
         if not words or words[0] in ("-h", "--help", "help"):
             print(HELP_TEXT)
+            return
+        if words[0] == "auto":
+            from raynb.magics.spmd import switch
+
+            print(switch(" ".join(words[1:]).strip()))
             return
         if words[0] != "workers":
             raise OptionError(f"%raynb has no {words[0]!r}", hint="%raynb workers status")

@@ -17,8 +17,10 @@ from raynb._ray.jobs import Meeting
 from raynb.engine.collector import RunFacts
 from raynb.engine.spec import filesystem_of
 from raynb.engine.supervisor import ACTOR, RunSupervisor
+from raynb.engine.warm.cells import Cell, News
 from raynb.engine.warm.job import Job, Plan
 from raynb.engine.warm.port import JobPort
+from raynb.worker.warm.spmd import CellEnd, CellOrder
 
 #: Seconds that a rank's question for orders waits for one.
 ORDERS_S = 30.0
@@ -50,6 +52,8 @@ class GroupSupervisor(RunSupervisor):
         self._number = 0
         self._job: Job | None = None
         self._jobs: OrderedDict[int, Job] = OrderedDict()
+        self._cell: Cell | None = None
+        self._cells = 0
         self._done = 0
         self._idle_since = time.monotonic()
         self._why = ""
@@ -66,6 +70,8 @@ class GroupSupervisor(RunSupervisor):
             Its number, or why it can't run here.
         """
         with self._changed:
+            if self._cell is not None and not self._cell.done:
+                return "the warm workers are busy with a %%distributed cell"
             if self._phase() not in ("idle", "busy"):
                 return f"the warm workers are {self._phase()}"
             if self._job is not None and not self._job.done.is_set():
@@ -131,6 +137,61 @@ class GroupSupervisor(RunSupervisor):
     @ray.method(concurrency_group="meet")
     def job_meet(self, job: int, name: str, args: Any, kwargs: Any) -> Any:
         return getattr(self._jobs[job], name)(*args, **kwargs)
+
+    # -- cells -----------------------------------------------------------------------------------
+
+    @ray.method(concurrency_group="control")
+    def cell_begin(self, order: CellOrder) -> int | str:
+        """Begin a cell on every rank; gives its number, or why it can't run now."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._phase() != "idle" or self._all_ready(), 10)
+            phase = self._phase()
+            if phase == "busy" and self._job is not None and not self._job.done.is_set():
+                return f"the warm workers are busy with run {self._job.facts.name!r}"
+            if phase != "idle":
+                return f"the warm workers are {phase}"
+            beyond = [r for r in order.ranks if not 0 <= r < self._world_size]
+            if beyond:
+                return f"there is no rank {beyond[0]}: the warm workers have 0 to " + str(
+                    self._world_size - 1
+                )
+            order.ranks = order.ranks or tuple(range(self._world_size))
+            self._cells += 1
+            order.number = self._cells
+            self._cell = Cell(order, self._order, self._give_up)
+            self._order("cell", order)
+            return order.number
+
+    @ray.method(concurrency_group="watch")
+    def cell_watch(self, number: int, seen: int, timeout: float) -> News:
+        return self._cell_of(number).watch(seen, timeout)
+
+    @ray.method(concurrency_group="control")
+    def cell_stop(self, number: int) -> None:
+        self._cell_of(number).stop()
+
+    @ray.method(concurrency_group="ingest")
+    def cell_lines(self, number: int, rank: int, lines: list[tuple[int, str, str]]) -> None:
+        self._cell_of(number).take_lines(rank, lines)
+
+    @ray.method(concurrency_group="ingest")
+    def cell_ended(self, number: int, rank: int, end: CellEnd) -> None:
+        cell = self._cell_of(number)
+        if not cell.ended(rank, end):
+            return
+        with self._changed:
+            self._idle_since = time.monotonic()
+            if cell.aborted:
+                for row in self._ranks.values():
+                    row["ready"] = False
+                self._order("renew", None)
+            self._changed.notify_all()
+
+    def _cell_of(self, number: int) -> Cell:
+        cell = self._cell
+        if cell is None or cell.order.number != number:
+            raise KeyError(f"cell {number} is over")
+        return cell
 
     # -- ranks -----------------------------------------------------------------------------------
 
@@ -206,12 +267,15 @@ class GroupSupervisor(RunSupervisor):
             for row in self._ranks.values():
                 row["ready"] = False
             job = self._job
+            cell = self._cell
         if job is not None:
             job.lost(why)
+        if cell is not None and not cell.done:
+            cell.lost(why)
 
     def _order(self, kind: str, what: Any) -> None:
         with self._changed:
-            if kind == "run":  # what came before is history
+            if kind in ("run", "cell"):  # what came before is history
                 self._orders.clear()
             self._orders.append((self._number, kind, what))
             self._number += 1
@@ -249,6 +313,8 @@ class GroupSupervisor(RunSupervisor):
             return "ending"
         if self._job is not None and not self._job.done.is_set():
             return "busy"
+        if self._cell is not None and not self._cell.done:
+            return "busy"
         if self._all_ready():
             return "idle"
         if self._incarnation > 1 and not self._ranks:
@@ -268,13 +334,21 @@ class GroupSupervisor(RunSupervisor):
                 "idle_timeout": self._idle_s,
                 "jobs": self._done,
                 "restarts": max(0, self._incarnation - 1),
-                "job": self._job.facts.name if phase == "busy" and self._job else None,
+                "job": self._going_on(),
                 "message": str(self._collector.message),
                 "ranks": [
                     {k: v for k, v in row.items() if k not in hidden}
                     for _, row in sorted(self._ranks.items())
                 ],
             }
+
+    def _going_on(self) -> str | None:
+        """The run, or the cell, that goes on."""
+        if self._job is not None and not self._job.done.is_set():
+            return self._job.facts.name
+        if self._cell is not None and not self._cell.done:
+            return self._cell.order.program.label
+        return None
 
     def _down(self, why: str) -> None:
         self._why = why

@@ -17,6 +17,7 @@ from raynb.worker.runtime import Link, Runtime
 from raynb.worker.warm.baseline import Baseline, Left
 from raynb.worker.warm.interrupts import Interrupts
 from raynb.worker.warm.peers import Peers
+from raynb.worker.warm.spmd import CellOrder, Namespace
 
 
 @dataclass
@@ -102,8 +103,8 @@ class WarmWorker:
         self.world_size: int = context.get_world_size()
         self._ray = ray
         self._host = host
-        self._inbox: queue.SimpleQueue[JobOrder | None] = queue.SimpleQueue()
-        self._current: _Work | None = None
+        self._inbox: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self._current: _Work | _Cell | None = None
         self._lock = threading.Lock()
         self._called_off: Any = None
         self._peers = Peers(self.rank, self.world_size, timeout_s)
@@ -129,17 +130,50 @@ class WarmWorker:
         _import_what_jobs_need()
         baseline = Baseline()
         threading.Thread(target=self._listen, name="raynb-orders", daemon=True).start()
+        names = Namespace()
         left: Left | None = None
+        fresh = True  # the process is as it was, and its group new
+        self._renew(baseline, left)
         while True:
-            self._peers.renew(self._tell)
-            baseline.keep(self._peers.environ)
-            self._host.ready.remote(self._incarnation, self.rank, self._state(left))
-            order = self._inbox.get()
-            if order is None:
+            kind, order = self._inbox.get()
+            if kind == "end":
                 return
-            self._run(order)
-            del order
-            left = baseline.restore()
+            if kind == "cell":
+                fresh = False
+                self._cell(order, names)
+                continue
+            if kind == "run":
+                if not fresh:  # a cell may have changed what a run must not see
+                    baseline.restore()
+                self._run(order)
+                order = None
+                left = baseline.restore()
+                fresh = True
+            self._renew(baseline, left)
+
+    def _renew(self, baseline: Baseline, left: Left | None) -> None:
+        """Join a new process group, and be ready."""
+        self._peers.renew(self._tell)
+        baseline.keep(self._peers.environ)
+        self._host.ready.remote(self._incarnation, self.rank, self._state(left))
+
+    def _cell(self, order: CellOrder, names: Namespace) -> None:
+        if self.rank not in order.ranks:
+            return
+        cell = _Cell(order)
+        with self._lock:
+            self._current = cell
+            if self._called_off == cell.number:
+                cell.interrupts.interrupt()
+        names.set_up()
+        end = names.run(
+            order,
+            cell.interrupts,
+            lambda lines: self._host.cell_lines.remote(order.number, self.rank, lines),
+        )
+        with self._lock:
+            self._current = None
+        self._host.cell_ended.remote(order.number, self.rank, end)
 
     def _run(self, order: JobOrder) -> None:
         work = _Work(order, self.rank, self._peers)
@@ -176,28 +210,37 @@ class WarmWorker:
                 orders = self._ray.get(self._host.orders.remote(self._incarnation, self.rank, seen))
             except Exception:
                 # The supervisor is gone, and Ray ends with it what it started.
-                self._inbox.put(None)
+                self._inbox.put(("end", None))
                 return
             for number, kind, what in orders:
                 seen = number
-                if kind == "run":
-                    self._inbox.put(what)
-                elif kind == "end":
-                    self._inbox.put(None)
-                    return
-                else:
+                if kind in ("interrupt", "abort"):
                     self._obey(kind, what)
+                else:
+                    self._inbox.put((kind, what))
+                if kind == "end":
+                    return
             orders = what = None  # a job's data is not kept until the next order comes
 
     def _obey(self, kind: str, what: Any) -> None:
         with self._lock:
-            self._called_off = what  # also where the job is still in the inbox
             work = self._current
+            if kind == "interrupt":
+                self._called_off = what  # also where it is still in the inbox
             if work is None or work.number != what:
                 return
         if kind == "abort":
             self._peers.abort()
-        work.interrupts.interrupt()
+        if kind == "interrupt" or isinstance(work, _Work):
+            work.interrupts.interrupt()
+
+
+class _Cell:
+    """A cell on this rank."""
+
+    def __init__(self, order: CellOrder) -> None:
+        self.number = ("cell", order.number)
+        self.interrupts = Interrupts()
 
 
 class _Work:
