@@ -85,15 +85,20 @@ def status() -> dict[str, Any] | None:
     return None if group is None else group.status()
 
 
-def restart(*, force: bool = False) -> dict[str, Any]:
+def restart(
+    *, force: bool = False, tell: Callable[[str], None] = lambda text: None
+) -> dict[str, Any]:
     """Start the workers' processes anew, which frees all that jobs left in them.
 
     Parameters
     ----------
     force : bool
         Also while a run goes on, which fails then.
+    tell : callable
+        Gets what is being waited for.
     """
     group = _idle("restart", force)
+    tell("starting their processes anew")
     before = group.status()["restarts"]
     group.restart()
     end = time.monotonic() + 300
@@ -101,7 +106,7 @@ def restart(*, force: bool = False) -> dict[str, Any]:
     while found["restarts"] == before and found["phase"] != "gone" and time.monotonic() < end:
         time.sleep(0.1)
         found = group.status()
-    return _wait(group, lambda found: None)
+    return _wait(group, tell)
 
 
 def down(*, force: bool = False) -> None:

@@ -151,8 +151,7 @@ class WorkersMagics(Magics):
 
         force = _force(line)
         with Starting() as tell:
-            tell("starting the workers anew")
-            found = workers.restart(force=force)
+            found = workers.restart(force=force, tell=tell)
         show(found)
 
     def _down(self, line: str) -> None:
