@@ -81,7 +81,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         os.environ["IPYTHONDIR"] = directory
         cluster.start_local(num_cpus=4)
-        import ray.train.torch  # in the driver already, as in a notebook after its first cell
+        import ray.train.torch  # noqa: F401 - as in a notebook after its first cell
 
         shell = InteractiveShell.instance()
         shell.run_cell("%load_ext raynb")
