@@ -1,7 +1,8 @@
 """raynb: distributed PyTorch training on Ray from a notebook cell, with a live panel.
 
-``%load_ext raynb`` brings the ``%%distributed_train`` magic; :func:`train` and :func:`fit` do the
-same from Python, and :func:`log` records metrics inside a train function.
+``%load_ext raynb`` brings the magics ``%%distributed_train`` and ``%%distributed_tune``;
+:func:`train`, :func:`tune` and :func:`fit` do the same from Python, and :func:`log` records metrics
+inside a train function.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from raynb._version import __version__
 if TYPE_CHECKING:
     from raynb import workers
     from raynb.api import fit, train
+    from raynb.api_tune import tune
     from raynb.engine.run import Run
     from raynb.errors import CheckpointError, RaynbError, TrainingError, UnsafeCheckpointError
     from raynb.magics.loading import load_ipython_extension, unload_ipython_extension
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from raynb.results.open import open
     from raynb.results.run_result import RunResult
     from raynb.results.runs import runs
+    from raynb.results.tune.result import TuneResult
+    from raynb.tuning.search import Search
     from raynb.worker.checkpoints import checkpoint, resume
     from raynb.worker.runtime import log
 
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "train": "raynb.api",
     "fit": "raynb.api",
+    "tune": "raynb.api_tune",
     "log": "raynb.worker.runtime",
     "checkpoint": "raynb.worker.checkpoints",
     "resume": "raynb.worker.checkpoints",
@@ -38,6 +43,8 @@ _HOMES = {
     "compare": "raynb.results.compare",
     "Run": "raynb.engine.run",
     "RunResult": "raynb.results.run_result",
+    "Search": "raynb.tuning.search",
+    "TuneResult": "raynb.results.tune.result",
     "CheckpointError": "raynb.errors",
     "RaynbError": "raynb.errors",
     "TrainingError": "raynb.errors",
@@ -54,7 +61,9 @@ __all__ = [
     "RaynbError",
     "Run",
     "RunResult",
+    "Search",
     "TrainingError",
+    "TuneResult",
     "UnsafeCheckpointError",
     "__version__",
     "checkpoint",
@@ -67,6 +76,7 @@ __all__ = [
     "resume",
     "runs",
     "train",
+    "tune",
     "unload_ipython_extension",
     "workers",
 ]

@@ -135,7 +135,7 @@ def fit(trainer: Any, *, block: bool = True, show: bool = True, echo: bool = Fal
 
     Parameters
     ----------
-    trainer : ray.train.torch.TorchTrainer or another data-parallel trainer
+    trainer : ray.train.torch.TorchTrainer, another data-parallel trainer, or ray.tune.Tuner
         Its configs are used as they are; it is not changed.
     block, show, echo : bool
         As for :func:`train`.
@@ -143,6 +143,7 @@ def fit(trainer: Any, *, block: bool = True, show: bool = True, echo: bool = Fal
     Returns
     -------
     RunResult or Run
+        For a Tuner, TuneResult or Search.
 
     Raises
     ------
@@ -155,6 +156,11 @@ def fit(trainer: Any, *, block: bool = True, show: bool = True, echo: bool = Fal
     """
     from raynb.engine.trainer import GivenTrainer
 
+    tune = sys.modules.get("ray.tune")
+    if tune is not None and isinstance(trainer, tune.Tuner):
+        from raynb.api_tune import fit_tuner
+
+        return fit_tuner(trainer, block=block, show=show, echo=echo)
     if not all(
         hasattr(trainer, a) for a in ("train_loop_per_worker", "scaling_config", "run_config")
     ):

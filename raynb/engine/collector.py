@@ -61,8 +61,7 @@ class Collector:
         self._filesystem, self._dir = filesystem_of(facts.run_path)
         self._news = threading.Condition()
         self._cursors: OrderedDict[str, Cursor] = OrderedDict()
-        storage = without_secrets(facts.run_path)
-        self._digest = Digest(facts.name, facts.best, storage=storage, started=time.time())
+        self._digest = self._new_digest()
         before = read_record(self._filesystem, self._dir) or {}
         # A run that goes on in its old directory keeps its attempts apart from the earlier ones.
         self._first_attempt = int(before.get("attempts", 0))
@@ -78,6 +77,11 @@ class Collector:
             self.event(str(note))
         self._thread = threading.Thread(target=self._tick, name="raynb-collector", daemon=True)
         self._thread.start()
+
+    def _new_digest(self) -> Digest:
+        facts = self.facts
+        storage = without_secrets(facts.run_path)
+        return Digest(facts.name, facts.best, storage=storage, started=time.time())
 
     # -- facts come in ---------------------------------------------------------------------------
 
@@ -249,31 +253,35 @@ class Collector:
 
     def _write_record(self) -> None:
         with self._news:
-            run = dict(self._digest.run)
-            record = {
-                "format": 1,
-                **self.facts.summary,
-                "name": self.facts.name,
-                "state": run["state"] if run["state"] in TERMINAL else "running",
-                "message": run["message"],
-                "started": run["started"],
-                "ended": run["ended"],
-                "world_size": run["world_size"],
-                "attempts": self._attempt + 1,
-                "rows": self.history.rows,
-                "shard_totals": run["shard_totals"],
-                "dropped": run["dropped"],
-                "error": run["error"],
-                "best_seen": run["best"],
-                "workers": [row for _, row in sorted(self._digest.workers.items())],
-                "events": self._digest.events[-100:],
-                "hints": self._digest.hints,
-                "scale": self._health.scale,
-            }
+            record = self._record()
         try:
             write_record(self._filesystem, self._dir, record)
         except Exception as error:
             self.event(f"record.json can't be written: {error}", "error")
+
+    def _record(self) -> dict[str, Any]:
+        """The content of ``record.json``; the caller holds the lock."""
+        run = dict(self._digest.run)
+        return {
+            "format": 1,
+            **self.facts.summary,
+            "name": self.facts.name,
+            "state": run["state"] if run["state"] in TERMINAL else "running",
+            "message": run["message"],
+            "started": run["started"],
+            "ended": run["ended"],
+            "world_size": run["world_size"],
+            "attempts": self._attempt + 1,
+            "rows": self.history.rows,
+            "shard_totals": run["shard_totals"],
+            "dropped": run["dropped"],
+            "error": run["error"],
+            "best_seen": run["best"],
+            "workers": [row for _, row in sorted(self._digest.workers.items())],
+            "events": self._digest.events[-100:],
+            "hints": self._digest.hints,
+            "scale": self._health.scale,
+        }
 
     def _look(self) -> None:
         """Look for hints; the caller holds the lock."""

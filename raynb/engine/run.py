@@ -62,7 +62,9 @@ class RemoteBackend:
         self.actor = actor
 
     @classmethod
-    def start(cls, facts: RunFacts, env: dict[str, str]) -> RemoteBackend:
+    def start(
+        cls, facts: RunFacts, env: dict[str, str], actor_class: Any = Supervisor
+    ) -> RemoteBackend:
         """Start a run's supervisor.
 
         Raises
@@ -77,7 +79,6 @@ class RemoteBackend:
             )
         options = {"name": supervisor_name(facts.name), "namespace": NAMESPACE}
         # Detached: the run outlives this kernel wherever the cluster does.
-        actor_class: Any = Supervisor
         actor = actor_class.options(lifetime="detached", **options).remote(facts, env)
         return cls(actor, facts.run_path)
 
@@ -189,10 +190,11 @@ class Run:
         make_result: Callable[..., Any],
         *,
         blocking: bool = True,
+        mirror: Mirror | None = None,
     ) -> None:
         self.name = facts.name
         self.facts = facts
-        self.mirror = Mirror()
+        self.mirror = mirror or Mirror()
         self.lock = threading.RLock()
         self.result: Any = None
         self.panel: Any = None

@@ -87,6 +87,9 @@ class RunSpec:
     env: dict[str, str] = field(default_factory=dict)
     warm: bool | None = None
 
+    #: What names that are made from the time start with.
+    name_prefix = "train"
+
     @property
     def local(self) -> bool:
         return self.num_workers == 0
@@ -130,7 +133,7 @@ class RunSpec:
         self._check_choices()
         self._check_config()
         self.storage_path = absolute_storage(self.storage_path or default_storage())
-        self.name = str(self.name or _name_from_time(self.storage_path))
+        self.name = str(self.name or _name_from_time(self.storage_path, self.name_prefix))
         # At least one character that is no dot, so that it is neither "." nor "..".
         if not re.fullmatch(r"(?!\.*$)[\w.-][\w. -]{,199}", self.name):
             raise OptionError(
@@ -428,9 +431,9 @@ def _filesystem_and_root(storage_path: str) -> tuple[pafs.FileSystem, str]:
     return filesystem, root.rstrip("/")
 
 
-def _name_from_time(storage_path: str) -> str:
+def _name_from_time(storage_path: str, prefix: str) -> str:
     """A run's name from the time; a later one where another run of this second has it."""
-    name = time.strftime("train-%Y%m%d-%H%M%S")
+    name = time.strftime(f"{prefix}-%Y%m%d-%H%M%S")
     filesystem, root = _filesystem_and_root(storage_path)
     try:
         taken = filesystem.get_file_info(f"{root}/{name}").type != pafs.FileType.NotFound

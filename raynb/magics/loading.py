@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from raynb.magics import completion, spmd, train, workers
+from raynb.magics import completion, spmd, train, tune, workers
 from raynb.magics.config import RayNB
+
+NAMES = (train.NAME, tune.NAME, spmd.NAME)
+MAGICS: tuple[Any, ...] = (
+    train.TrainMagics,
+    tune.TuneMagics,
+    workers.WorkersMagics,
+    spmd.SpmdMagics,
+)
 
 
 def load_ipython_extension(ip: Any) -> None:
@@ -20,12 +28,12 @@ def load_ipython_extension(ip: Any) -> None:
         return
     defaults = RayNB(parent=ip)
     ip.configurables.append(defaults)
-    ip.register_magics(train.TrainMagics(ip, defaults))
-    ip.register_magics(workers.WorkersMagics(ip, defaults))
-    ip.register_magics(spmd.SpmdMagics(ip, defaults))
+    for magics in MAGICS:
+        ip.register_magics(magics(ip, defaults))
     ip.input_transformers_cleanup.extend([lone_magic_line, spmd.auto])
     options = {
         train.NAME: train.TrainMagics.distributed_train.options,
+        tune.NAME: tune.TuneMagics.distributed_tune.options,
         spmd.NAME: spmd.SpmdMagics.distributed.options,
     }
     ip.Completer.custom_matchers.append(completion.make_matcher(ip, options))
@@ -42,12 +50,10 @@ def unload_ipython_extension(ip: Any) -> None:
     """
     ip.configurables[:] = [c for c in ip.configurables if not isinstance(c, RayNB)]
     for kind in ("line", "cell"):
-        ip.magics_manager.magics[kind].pop(train.NAME, None)
-        ip.magics_manager.magics[kind].pop(spmd.NAME, None)
-    ip.magics_manager.registry.pop(train.TrainMagics.__name__, None)
-    ip.magics_manager.magics["line"].pop(workers.NAME, None)
-    ip.magics_manager.registry.pop(workers.WorkersMagics.__name__, None)
-    ip.magics_manager.registry.pop(spmd.SpmdMagics.__name__, None)
+        for name in (*NAMES, workers.NAME):
+            ip.magics_manager.magics[kind].pop(name, None)
+    for magics in MAGICS:
+        ip.magics_manager.registry.pop(magics.__name__, None)
     spmd.auto.on = False
     ip.input_transformers_cleanup[:] = [
         t for t in ip.input_transformers_cleanup if t not in (lone_magic_line, spmd.auto)
@@ -75,7 +81,7 @@ def lone_magic_line(lines: list[str]) -> list[str]:
     list of str
         The lines, with one ``%`` less where there is nothing but the magic line.
     """
-    starts = [f"%%{train.NAME}", f"%%{spmd.NAME}"]
+    starts = [f"%%{name}" for name in NAMES]
     if len(lines) == 1 and lines[0].startswith("%%") and lines[0].split()[0] in starts:
         return [lines[0][1:]]
     return lines

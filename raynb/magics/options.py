@@ -415,23 +415,23 @@ def build_spec(args: argparse.Namespace, namespace: Mapping[str, Any], defaults:
         num_workers=_num_workers(args, defaults),
         use_gpu=defaults.gpu if args.gpu is None else args.gpu,
         resources_per_worker={
-            name: _amount(name, text) for name, text in _pairs(RESOURCES, args.resources)
+            name: _amount(name, text) for name, text in pairs(RESOURCES, args.resources)
         },
         placement_strategy=_choice(PLACEMENT, args.placement_strategy)
         or defaults.placement_strategy,
         accelerator_type=args.accelerator_type,
-        config=None if args.config is None else _look_up(CONFIG, args.config, namespace),
+        config=None if args.config is None else look_up(CONFIG, args.config, namespace),
         storage_path=args.storage_path or defaults.storage_path,
-        max_failures=_whole(MAX_FAILURES, args.max_failures, -1, defaults.max_failures),
-        num_to_keep=_whole(NUM_TO_KEEP, args.num_to_keep, 1, defaults.num_to_keep),
+        max_failures=whole(MAX_FAILURES, args.max_failures, -1, defaults.max_failures),
+        num_to_keep=whole(NUM_TO_KEEP, args.num_to_keep, 1, defaults.num_to_keep),
         best=_best(args.best),
-        resume=None if args.resume is None else _resume(args.resume, namespace),
+        resume=None if args.resume is None else look_up_path(RESUME, args.resume, namespace),
         datasets={
-            name: _look_up(DATASET, text, namespace) for name, text in _pairs(DATASET, args.dataset)
+            name: look_up(DATASET, text, namespace) for name, text in pairs(DATASET, args.dataset)
         },
         backend=_choice(BACKEND, args.backend) or defaults.backend,
-        timeout_s=_whole(TIMEOUT, args.timeout_s, 1, defaults.timeout_s),
-        env=dict(_pairs(ENV, args.env)),
+        timeout_s=whole(TIMEOUT, args.timeout_s, 1, defaults.timeout_s),
+        env=dict(pairs(ENV, args.env)),
         warm=_warm(args),
     )
 
@@ -505,7 +505,7 @@ def _num_workers(args: argparse.Namespace, defaults: RayNB) -> int | tuple[int, 
     return least
 
 
-def _whole(option: Option, text: str | None, least: int, default: Any) -> Any:
+def whole(option: Option, text: str | None, least: int, default: Any) -> Any:
     if text is None:
         return default
     if not re.fullmatch(r"-?[0-9]+", text) or int(text) < least:
@@ -552,15 +552,15 @@ def _best(text: str | None) -> tuple[str, str] | None:
     return metric, mode
 
 
-def _resume(text: str, namespace: Mapping[str, Any]) -> Any:
+def look_up_path(option: Option, text: str, namespace: Mapping[str, Any]) -> Any:
     """A variable of the notebook where there is one of this name, else the path as it is."""
     # A path of a name's form that does not exist is a name with a mistake in it.
     if text.partition(".")[0] in namespace or (text.isidentifier() and not os.path.exists(text)):
-        return _look_up(RESUME, text, namespace)
+        return look_up(option, text, namespace)
     return text
 
 
-def _pairs(option: Option, texts: list[str] | None) -> list[tuple[str, str]]:
+def pairs(option: Option, texts: list[str] | None) -> list[tuple[str, str]]:
     pairs: dict[str, str] = {}
     for text in texts or ():
         key, equals, value = text.partition("=")
@@ -578,7 +578,7 @@ def _pairs(option: Option, texts: list[str] | None) -> list[tuple[str, str]]:
     return list(pairs.items())
 
 
-def _look_up(option: Option, text: str, namespace: Mapping[str, Any]) -> Any:
+def look_up(option: Option, text: str, namespace: Mapping[str, Any]) -> Any:
     """Get a variable, an attribute of one or a literal; nothing is ever evaluated."""
     parts = text.split(".")
     if not all(p.isidentifier() and not keyword.iskeyword(p) for p in parts):

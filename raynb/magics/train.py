@@ -77,19 +77,23 @@ class TrainMagics(Magics):
         """
         __tracebackhide__ = True
         here = None if cell is None else cells.locate(self.shell, NAME, line, cell)
-        magic = self.distributed_train
+        self._magic(NAME, self.distributed_train, line, here)
+
+    def _magic(self, name: str, magic: Any, line: str, here: cells.MagicCell | None) -> None:
+        """What the cell magics have in common."""
+        __tracebackhide__ = True
         args = parse(magic, line if here is None else here.line)
         if args.help:
             print(magic.parser.format_help())
             return
         if here is None:
             raise CaptureError(
-                f"%%{NAME} is a cell magic and found no code to train",
-                hint=f"write %%{NAME} on the first line of a cell, and the train code below it",
+                f"%%{name} is a cell magic and found no code to train",
+                hint=f"write %%{name} on the first line of a cell, and the train code below it",
             )
         out = identifier(OUT, args.out or self.defaults.out)
         func_name = identifier(FUNC, args.func or "train_func")
-        if args.local and args.background:
+        if getattr(args, "local", False) and args.background:
             raise OptionError(
                 "--local runs in the kernel and --background asks for it not to wait",
                 hint="leave out one of them",
@@ -113,6 +117,14 @@ class TrainMagics(Magics):
         spec = build_spec(args, self.shell.user_ns, self.defaults)
         take_scaling(spec, args)
         return spec
+
+    def _start(self, spec: Any, capture: Capture, *, background: bool, echo: bool) -> Any:
+        from raynb import api
+
+        return api.run_cell(spec, capture, background=background, echo=echo)
+
+    def _interrupted(self, spec: Any, out: str) -> RunInterrupted:
+        return RunInterrupted(f"run {spec.name} stopped; `{out}` holds what came")
 
     def _capture(
         self, here: cells.MagicCell, spec: RunSpec, func_name: str, explicit: bool
@@ -139,17 +151,15 @@ class TrainMagics(Magics):
     def _run(
         self, spec: RunSpec, capture: Capture, *, out: str, background: bool, echo: bool
     ) -> None:
-        from raynb import api
-
         __tracebackhide__ = True
-        run = api.run_cell(spec, capture, background=background, echo=echo)
+        run = self._start(spec, capture, background=background, echo=echo)
         if background:
             self.shell.user_ns[out] = run
             return
         try:
             run.wait()
         except KeyboardInterrupt:
-            raise RunInterrupted(f"run {spec.name} stopped; `{out}` holds what came") from None
+            raise self._interrupted(spec, out) from None
         except Exception as error:
             # A local run raises the cell's own error, under raynb's and Ray's frames.
             error.__traceback__ = cells.from_cell_on(error.__traceback__, capture.program.filename)

@@ -14,6 +14,7 @@ from raynb.results.page import Page
 from raynb.results.static import bundle as page_bundle
 from raynb.results.static import running_html
 from raynb.telemetry.update import Update
+from raynb.tuning.search import Search
 
 #: Seconds between two drawings of the static view, where there is no live panel.
 STATIC_S = 2.0
@@ -29,7 +30,10 @@ class NotebookView:
         self._note = missing_bundle()
         self.widget: LivePanel | None = None
         if self._note is None:
-            self.widget = LivePanel(run.mirror, run.lock, run.stop, run.pin, run.log_file)
+            stop_trial = run.stop_trial if isinstance(run, Search) else None
+            self.widget = LivePanel(
+                run.mirror, run.lock, run.stop, run.pin, run.log_file, stop_trial
+            )
         run.listen(self._update)
 
     def show(self) -> None:

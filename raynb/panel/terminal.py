@@ -28,6 +28,7 @@ from raynb.results.text import (
     plural,
     trained_on,
 )
+from raynb.results.tune.live import is_search, search_words
 from raynb.telemetry.mirror import Mirror
 from raynb.telemetry.units import human_bytes, human_seconds
 
@@ -46,6 +47,8 @@ _STYLES = {"good": "green", "bad": "bold red", "busy": "yellow", "idle": "dim"}
 _STATUS_STYLES = {"failed": "bold red", "finished": "green", "stopped": "dim", "waiting": "yellow"}
 _LEVELS = {"error": ("✗", "red"), "warn": ("!", "yellow")}
 _HINT_STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
+#: States in which there is progress to tell.
+_AT_WORK = ("training", "searching")
 _BAR = 8
 #: Columns from which on memory, the device's full name and the bar have room.
 _WIDE = 96
@@ -136,7 +139,7 @@ class TerminalView:
         if changed:
             self._drawn = now
             self._print(state_line(mirror))
-        elif not last and now - self._drawn >= PROGRESS_S and self._state == "training":
+        elif not last and now - self._drawn >= PROGRESS_S and self._state in _AT_WORK:
             self._drawn = now
             self._print(progress_line(mirror))
 
@@ -189,6 +192,8 @@ def progress_line(mirror: Mirror) -> str:
     """``[12 s] training · step 40 · loss 0.512 / 0.498 (2 ranks) · rows 10,240 of 60,000``."""
     _, word, _ = state_of(mirror.run.get("state"))
     parts = [f"{_stamp(mirror)} {word.lower()}"]
+    if is_search(mirror.run):
+        return " · ".join([*parts, *search_words(mirror.run)])
     steps = _step_words(mirror.workers.values())
     parts += [steps] if steps else []
     metrics = mirror.metrics()
@@ -290,9 +295,11 @@ def render(mirror: Mirror) -> RenderableType:
     top.add_column(justify="right", no_wrap=True)
     top.add_row(head, _Elapsed(run))
     parts: list[RenderableType] = [top]
-    if mirror.workers:
-        parts.append(_Ranks(mirror))
-    facts = rows_words(mirror)
+    if is_search(run):
+        facts = search_words(run)
+    else:
+        parts += [_Ranks(mirror)] if mirror.workers else []
+        facts = rows_words(mirror)
     best = mapping(run.get("best"))
     if best:
         facts.append(

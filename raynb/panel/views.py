@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from raynb.engine.run import Run
 from raynb.results.mount import in_notebook
+from raynb.results.tune.live import lane_words
 from raynb.telemetry.update import Update
 
 #: Lines of worker output that --echo prints into a cell before it points to the panel.
@@ -21,7 +22,7 @@ class View(Protocol):
 def open_view(run: Run, *, echo: bool = False) -> None:
     """Open the view that fits and set ``run.panel``; a view that fails never fails the run."""
     if echo:
-        run.listen(_Echo())
+        run.listen(_Echo(run))
     try:
         view: View
         if in_notebook():
@@ -79,7 +80,8 @@ class _Terminal:
 class _Echo:
     """Prints the workers' lines into the cell, up to a limit."""
 
-    def __init__(self) -> None:
+    def __init__(self, run: Run) -> None:
+        self._run = run
         self._printed: set[tuple[int, int]] = set()
         self._full = False
 
@@ -90,7 +92,7 @@ class _Echo:
             if key in self._printed or self._full:
                 continue
             self._printed.add(key)
-            print(f"[rank {line['rank']}] {line['text']}")
+            print(f"[{lane_words(self._run.mirror.run, line['rank'])}] {line['text']}")
             if len(self._printed) >= MAX_ECHO:
                 self._full = True
                 print(f"(--echo stops after {MAX_ECHO} lines; the panel and the run's logs go on)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import threading
 import time
@@ -11,6 +12,7 @@ from typing import Any
 import anywidget
 import traitlets
 
+from raynb.errors import OptionError
 from raynb.panel.wire import VERSION, encode, file_message
 from raynb.telemetry.loglines import log_name
 from raynb.telemetry.mirror import Mirror
@@ -46,12 +48,16 @@ class LivePanel(anywidget.AnyWidget):
         The same with the ranks whose curves are to be followed.
     read_log : callable
         Gives a rank's log file: bytes, whether that is all of it, and why not.
+    on_stop_trial : callable, optional
+        Called with the trial that is to end, where a search is shown.
     """
 
     # Read when a panel is made, not on import: without the bundle raynb still works.
     _esm = traitlets.Unicode("").tag(sync=True)
     _css = traitlets.Unicode("").tag(sync=True)
     run_name = traitlets.Unicode("").tag(sync=True)
+    #: What is shown: ``run``, or ``tune`` for a search.
+    view = traitlets.Unicode("run").tag(sync=True)
 
     def __init__(
         self,
@@ -60,16 +66,19 @@ class LivePanel(anywidget.AnyWidget):
         on_stop: Callable[[], None],
         on_pin: Callable[[list[int]], None],
         read_log: Callable[[int], tuple[bytes, bool, str | None]],
+        on_stop_trial: Callable[[int], None] | None = None,
     ) -> None:
         super().__init__(
             _esm=BUNDLE.read_text(encoding="utf-8"),
             _css=(STATIC / "panel.css").read_text(encoding="utf-8"),
             run_name=str(mirror.run["name"]),
+            view=str(mirror.run.get("kind") or "run"),
         )
         self._mirror = mirror
         self._lock = lock
         self._on_stop = on_stop
         self._on_pin = on_pin
+        self._on_stop_trial = on_stop_trial
         self._read_log = read_log
         self._reading = threading.Lock()
         self._seq = 0
@@ -110,6 +119,10 @@ class LivePanel(anywidget.AnyWidget):
         elif kind == "stop":
             self._on_stop()
             self.send({"v": VERSION, "kind": "ack", "of": "stop"})
+        elif kind == "stop_trial" and type(content.get("trial")) is int:
+            # A page may ask for a trial of a search that it showed before: there is none to end.
+            with contextlib.suppress(OptionError):
+                self._stop_trial(content["trial"])
         elif kind == "pin" and isinstance(content.get("ranks"), list):
             self._on_pin(content["ranks"])
         elif kind == "download" and type(content.get("rank")) is int:
@@ -117,6 +130,11 @@ class LivePanel(anywidget.AnyWidget):
             threading.Thread(
                 target=self._send_log, args=(content["rank"],), name="raynb-log", daemon=True
             ).start()
+
+    def _stop_trial(self, trial: int) -> None:
+        if self._on_stop_trial is not None:
+            self._on_stop_trial(trial)
+            self.send({"v": VERSION, "kind": "ack", "of": "stop_trial", "trial": trial})
 
     def _send_log(self, rank: int) -> None:
         with self._reading:  # one file in memory at a time

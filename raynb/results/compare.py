@@ -58,12 +58,17 @@ def compare(*runs: RunResult | str | os.PathLike[str]) -> Comparison:
         raise OptionError(f"at most {MAX_RUNS} runs are compared at once, not {len(runs)}")
     results = []
     for run in runs:
-        if not isinstance(run, (RunResult, str, os.PathLike)):
+        result = open_run(run) if isinstance(run, (str, os.PathLike)) else run
+        if not isinstance(result, RunResult):
+            from raynb.results.tune.result import TuneResult
+
             raise OptionError(
-                f"raynb.compare takes results, paths and URIs, not {type(run).__name__}",
-                hint="a run that goes on has its result when it ends: run.wait()",
+                f"raynb.compare takes results, paths and URIs of runs, not {type(result).__name__}",
+                hint="of a search, compare its trials: raynb.compare(result[0], result[1])"
+                if isinstance(result, TuneResult)
+                else "a run that goes on has its result when it ends: run.wait()",
             )
-        results.append(run if isinstance(run, RunResult) else open_run(run))
+        results.append(result)
     return Comparison(results, _labels(results))
 
 

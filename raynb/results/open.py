@@ -29,7 +29,7 @@ from raynb.telemetry.history import concat, salvage_history
 _MAX_TOLD = 4
 
 
-def open(path: str | os.PathLike[str]) -> RunResult:
+def open(path: str | os.PathLike[str]) -> Any:
     """Build a run's result from what lies on storage.
 
     Parameters
@@ -40,9 +40,9 @@ def open(path: str | os.PathLike[str]) -> RunResult:
 
     Returns
     -------
-    RunResult
-        With the history of every rank, the record and the checkpoints. What can't be read is
-        left out and told in its display.
+    RunResult or TuneResult
+        With the history of every rank, the record and the checkpoints; of a search its trials.
+        What can't be read is left out and told in its display.
 
     Raises
     ------
@@ -74,7 +74,12 @@ def open(path: str | os.PathLike[str]) -> RunResult:
         notes.append(_unread_note(unread, history.num_rows, record))
     else:
         notes.append("A run of plain Ray Train: there is no raynb record, and no history.")
-    result = RunResult.of(
+    kind: Any = RunResult
+    if record is not None and record.get("kind") == "tune":
+        from raynb.results.tune.result import TuneResult
+
+        kind = TuneResult
+    result: Any = kind.of(
         None,
         record=record or {"name": posixpath.basename(inner)},
         history=history,

@@ -57,6 +57,7 @@ STATES = {
     "waiting": ("◌", "Waiting for resources", "busy"),
     "starting_workers": ("◌", "Starting workers", "busy"),
     "training": ("▶", "Training", "good"),
+    "searching": ("▶", "Searching", "good"),
     "running": ("▶", "Running", "good"),
     "running_or_lost": ("?", "Running or lost", "busy"),
     "finishing": ("▶", "Finishing", "busy"),

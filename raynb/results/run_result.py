@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pandas as pd
@@ -110,7 +110,7 @@ class RunResult(Result):
         filesystem: pafs.FileSystem | None = None,
         path: str = "",
         uri: str = "",
-    ) -> RunResult:
+    ) -> Self:
         """Join Ray's result and raynb's record.
 
         Parameters

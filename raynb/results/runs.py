@@ -27,7 +27,6 @@ from raynb.results.mount import mount, shell
 from raynb.results.open import last_written, load_record, unreadable
 from raynb.results.open import open as open_run
 from raynb.results.page import Table, best_of, duration_of, state_of, told_best, workers_of
-from raynb.results.run_result import RunResult
 from raynb.results.static import boxed_table, render_table, text_table
 from raynb.results.text import UNKNOWN, clean_line, format_moment, number, plural
 from raynb.telemetry.units import human_seconds
@@ -148,8 +147,8 @@ class RunsTable:
     def __iter__(self) -> Iterator[str]:
         return iter(self.frame["name"])
 
-    def __getitem__(self, which: str | int) -> RunResult:
-        """Open a run by its name, or by its place in the table."""
+    def __getitem__(self, which: str | int) -> Any:
+        """Open a run or a search by its name, or by its place in the table."""
         if isinstance(which, int):
             if not -len(self) <= which < len(self):
                 raise OptionError(

@@ -73,6 +73,9 @@ _OF_ATTEMPT = {k: v for k, v in new_worker(0).items() if k in (*SAMPLED, *TIMED,
 class Rows:
     """The workers' rows, each field with the version of its last change."""
 
+    #: The field that tells rows apart.
+    key = "rank"
+
     def __init__(self) -> None:
         self.rows: dict[int, dict[str, Any]] = {}
         self._versions: dict[int, dict[str, int]] = {}
@@ -81,7 +84,7 @@ class Rows:
     def row(self, rank: int, version: int) -> dict[str, Any]:
         """A rank's row, for reading; made when it is not there."""
         if rank not in self.rows:
-            self.rows[rank] = new_worker(rank)
+            self.rows[rank] = self._new(rank)
             self._versions[rank] = dict.fromkeys(self.rows[rank], version)
             self._newest[rank] = version
         return self.rows[rank]
@@ -89,19 +92,26 @@ class Rows:
     def set(self, rank: int, changes: Mapping[str, Any], version: int) -> None:
         """Take a rank's changes; a field that stays as it was is no news."""
         row, versions = self.row(rank, version), self._versions[rank]
-        if changes.get("attempt", row["attempt"]) > row["attempt"]:
-            changes = {**_OF_ATTEMPT, **changes}
-        if changes.get("status", row["status"]) in ENDED:
-            changes = {**changes, **_AT_WORK}
-        for name, value in changes.items():
+        for name, value in self._all_of(row, changes).items():
             if not _same(row[name], value):
                 row[name] = value
                 versions[name] = self._newest[rank] = version
 
+    def _new(self, rank: int) -> dict[str, Any]:
+        return new_worker(rank)
+
+    def _all_of(self, row: Mapping[str, Any], changes: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Changes with what follows from them."""
+        if changes.get("attempt", row["attempt"]) > row["attempt"]:
+            changes = {**_OF_ATTEMPT, **changes}
+        if changes.get("status", row["status"]) in ENDED:
+            changes = {**changes, **_AT_WORK}
+        return changes
+
     def since(self, version: int) -> list[dict[str, Any]]:
         """Rows that changed after ``version``, each with its rank and the changed fields only."""
         return [
-            {"rank": rank}
+            {self.key: rank}
             | {k: self.rows[rank][k] for k, v in self._versions[rank].items() if v > version}
             for rank in sorted(rank for rank, newest in self._newest.items() if newest > version)
         ]

@@ -363,7 +363,6 @@ def _assigned_gpu() -> tuple[str | None, bool]:
     None and False for a worker without a GPU.
     """
     import ray
-    import ray.train.torch
 
     context = ray.get_runtime_context()
     ids = context.get_accelerator_ids().get("GPU") or []
@@ -372,6 +371,8 @@ def _assigned_gpu() -> tuple[str | None, bool]:
     amount = (context.get_assigned_resources() or {}).get("GPU", 1)
     visible = [v for v in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if v]
     try:
+        import ray.train.torch  # brings torch, which a trial without a GPU may do without
+
         index = ray.train.torch.get_device().index or 0
         gpu = visible[index] if index < len(visible) else str(ids[0])
     except Exception:

@@ -17,6 +17,7 @@ from raynb.engine.run import LocalBackend, Run
 from raynb.engine.supervisor import Outcome
 from raynb.panel.widget import LivePanel
 from raynb.telemetry.events import Batch, Record, RecordBatch
+from raynb.tuning.search import Search
 
 
 class Panel(LivePanel):
@@ -24,7 +25,8 @@ class Panel(LivePanel):
 
     def __init__(self, run: Run) -> None:
         self.sent: list[tuple[dict[str, Any], list[bytes]]] = []
-        super().__init__(run.mirror, run.lock, run.stop, run.pin, run.log_file)
+        stop_trial = run.stop_trial if isinstance(run, Search) else None
+        super().__init__(run.mirror, run.lock, run.stop, run.pin, run.log_file, stop_trial)
 
     def send(self, content: Any, buffers: Any = None) -> None:
         self.sent.append((content, list(buffers or [])))
@@ -57,14 +59,27 @@ def backend_of(collector: LocalCollector) -> LocalBackend:
 
 
 @pytest.fixture
-def panel(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Panel]:
+def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("panel.js", "panel.css"):
         (tmp_path / name).write_text("export default {}" if name.endswith("js") else "")
     monkeypatch.setattr(widget_module, "STATIC", tmp_path)
     monkeypatch.setattr(widget_module, "BUNDLE", tmp_path / "panel.js")
+
+
+@pytest.fixture
+def panel(run: Run, bundle: None) -> Iterator[Panel]:
     one = Panel(run)
     yield one
     one.close()
+
+
+@pytest.fixture
+def search(tmp_path: Path) -> Search:
+    facts = RunFacts("search", str(tmp_path / "search"))
+    one = Search(facts, lambda *a, **k: None)
+    one.mirror.run["kind"] = "tune"
+    one.mirror.trials[0] = {"trial": 0, "state": "running"}
+    return one
 
 
 def test_a_view_that_opens_gets_everything(panel: Panel) -> None:
@@ -134,9 +149,30 @@ def test_lines_at_hand_stand_for_a_file_that_is_not_there(
     assert run._done.wait(5)
 
 
+def test_the_view_fits_what_is_shown(panel: Panel, search: Search) -> None:
+    assert panel.view == "run"
+    of_search = Panel(search)
+    assert of_search.view == "tune"
+    of_search.ask({"kind": "hello"})
+    [(content, _)] = of_search.sent
+    assert [row["trial"] for row in content["trials"]] == [0]
+    of_search.close()
+
+
+def test_a_trial_that_is_to_end_is_told(search: Search, bundle: None) -> None:
+    panel = Panel(search)
+    panel.ask({"kind": "stop_trial", "trial": 0})
+    assert panel.sent == [({"v": 2, "kind": "ack", "of": "stop_trial", "trial": 0}, [])]
+    for odd in (7, "0", True, None):  # no such trial, or no number
+        panel.ask({"kind": "stop_trial", "trial": odd})
+    assert len(panel.sent) == 1
+    panel.close()
+
+
 @pytest.mark.parametrize(
     "message",
-    [None, "x", {}, {"kind": "pin"}, {"kind": "pin", "ranks": 3}, {"kind": "download"},
+    [None, "x", {}, {"kind": "stop_trial", "trial": 0}, {"kind": "pin"},
+     {"kind": "pin", "ranks": 3}, {"kind": "download"},
      {"kind": "download", "rank": "../x"}, {"kind": "download", "rank": True}],
 )  # fmt: skip
 def test_odd_messages_do_nothing(panel: Panel, message: Any) -> None:

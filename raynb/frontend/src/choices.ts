@@ -16,6 +16,8 @@ export interface Choices {
   /** Weight of the past in the smoothed lines, 0 (off) to 0.99. */
   smooth: number;
   cells: Cells;
+  /** Whose log is shown: a rank, or a lane of a search; null: all. */
+  logs: number | null;
   /** Lines of the charts that are switched off, by their key. */
   readonly hidden: Set<string>;
   /** Ranks with lines of their own, in the order they were pinned. */
@@ -36,6 +38,7 @@ export function loadChoices(run: string): Choices {
     log: kept["log"] === true,
     smooth: typeof smooth === "number" && smooth > 0 && smooth < 1 ? smooth : 0,
     cells: known(CELLS, kept["cells"]) ?? "use",
+    logs: null,
     hidden: new Set(),
     pinned: new Set(),
   };

@@ -4,6 +4,8 @@ import type { Changed, PanelState } from "./model";
 import type { StopControl } from "./stop";
 import type { TabName } from "./tabs";
 import type { Theme } from "./theme";
+import type { TrialStops } from "./trial_stops";
+import type { TrialsShown } from "./trials_shown";
 
 export interface View {
   /** Called at most once a frame, and not while the view's tab is hidden. */
@@ -14,13 +16,20 @@ export interface View {
 export interface Context {
   readonly choices: Choices;
   readonly stop: StopControl;
+  /** Of a search: the trials that the reader looks at, and those asked to stop. */
+  readonly trials: TrialsShown;
+  readonly trialStops: TrialStops;
   theme(): Theme;
   /** Tells every view that a choice changed, and keeps it. */
   chose(): void;
+  /** Marks the trial under the pointer in every view; null: none. */
+  point(trial: number | null): void;
   /** Gives a rank a line of its own in every chart, or takes it away. */
   pin(rank: number): void;
   /** Asks the kernel for a rank's whole log; it comes as a file to save. */
   download(rank: number): void;
+  /** Shows what a trial printed. */
+  openLogs(trial: number): void;
   /** Brings a tab to the front. */
   open(tab: TabName): void;
 }

@@ -4,6 +4,19 @@
  * and every list and text has a bound, so that no message can make the panel
  * blank or the page slow.
  */
+import { decodeError, decodeSearch, decodeTrial } from "./decode_search";
+import {
+  asFields,
+  describe,
+  integer,
+  items,
+  number,
+  oneOf,
+  Problems,
+  text,
+  type Fields,
+} from "./read";
+import { SEARCH_LIMITS } from "./search_wire";
 import {
   BAND_ROWS,
   EVENT_LEVELS,
@@ -22,7 +35,6 @@ import {
   type LogLine,
   type Message,
   type Run,
-  type RunError,
   type SeriesPart,
   type Shard,
   type TimelineEvent,
@@ -34,17 +46,6 @@ export interface Decoded {
   /** Null when the message as a whole makes no sense; `problems` says why. */
   message: Message | null;
   problems: string[];
-}
-
-type Fields = Record<string, unknown>;
-
-/** Collects what was wrong with a message, bounded. */
-class Problems {
-  readonly list: string[] = [];
-
-  add(text: string): void {
-    if (this.list.length < LIMITS.problems) this.list.push(text);
-  }
 }
 
 export function decode(content: unknown, buffers: readonly unknown[] = []): Decoded {
@@ -63,7 +64,9 @@ function decodeMessage(
     return null;
   }
   const kind = fields["kind"];
-  if (kind === "ack") return { kind, of: text(fields["of"]) ?? "" };
+  if (kind === "ack") {
+    return { kind, of: text(fields["of"]) ?? "", trial: integer(fields["trial"]) };
+  }
   if (kind !== "snapshot" && kind !== "delta" && kind !== "file") {
     problems.add(`the kernel sent a message of an unknown kind: ${describe(kind)}`);
     return null;
@@ -87,6 +90,7 @@ function decodeMessage(
     seq: seq ?? 0,
     run,
     workers: items(fields, "workers", LIMITS.workers, problems, decodeWorker),
+    trials: items(fields, "trials", SEARCH_LIMITS.trials, problems, decodeTrial),
     series: items(fields, "series", LIMITS.series, problems, (item) =>
       decodeSeries(item, buffers, problems),
     ),
@@ -102,33 +106,6 @@ function decodeMessage(
     logs_dropped: decodeDropped(fields["logs_dropped"]),
     events: items(fields, "events", LIMITS.events, problems, decodeEvent),
   };
-}
-
-/** Decodes a list item by item; what cannot be decoded is left out and said. */
-function items<T>(
-  fields: Fields,
-  name: string,
-  limit: number,
-  problems: Problems,
-  decodeOne: (item: Fields, problems: Problems) => T | null,
-): T[] {
-  const list = fields[name];
-  if (list === undefined || list === null) return [];
-  if (!Array.isArray(list)) {
-    problems.add(`"${name}" should be a list, not ${describe(list)}`);
-    return [];
-  }
-  if (list.length > limit) {
-    problems.add(`"${name}" has ${list.length} entries; the last ${limit} are shown`);
-  }
-  const decoded: T[] = [];
-  for (const item of list.slice(-limit)) {
-    const itemFields = asFields(item);
-    const one = itemFields === null ? null : decodeOne(itemFields, problems);
-    if (one === null) problems.add(`an entry of "${name}" is not understood`);
-    else decoded.push(one);
-  }
-  return decoded;
 }
 
 function decodeRun(value: unknown, problems: Problems): Run | null {
@@ -167,17 +144,7 @@ function decodeRun(value: unknown, problems: Problems): Run | null {
     },
     best: decodeBest(f["best"]),
     detail: f["detail"] === "bands" ? "bands" : "ranks",
-  };
-}
-
-function decodeError(value: unknown): RunError | null {
-  const f = asFields(value);
-  if (f === null) return null;
-  return {
-    title: text(f["title"]) ?? "The run failed",
-    rank: integer(f["rank"]),
-    text: text(f["text"], LIMITS.errorText) ?? "",
-    line: text(f["line"]),
+    search: decodeSearch(f),
   };
 }
 
@@ -421,36 +388,4 @@ function viewOf(buffer: unknown): DataView | null {
     return new DataView(buffer.buffer, buffer.byteOffset, buffer.byteLength);
   }
   return buffer instanceof ArrayBuffer ? new DataView(buffer) : null;
-}
-
-function asFields(value: unknown): Fields | null {
-  return typeof value === "object" && value !== null && !Array.isArray(value)
-    ? (value as Fields)
-    : null;
-}
-
-function text(value: unknown, limit: number = LIMITS.text): string | null {
-  if (typeof value !== "string") return null;
-  return value.length > limit ? `${value.slice(0, limit)}…` : value;
-}
-
-function number(value: unknown): number | null {
-  return typeof value === "number" && Number.isFinite(value) ? value : null;
-}
-
-function integer(value: unknown): number | null {
-  return typeof value === "number" && Number.isSafeInteger(value) ? value : null;
-}
-
-function oneOf<T extends string>(known: readonly T[], value: unknown): T | null {
-  return known.find((one) => one === value) ?? null;
-}
-
-/** A short, printable form of a value that should not have been there. */
-function describe(value: unknown): string {
-  if (value === undefined) return "nothing";
-  if (Array.isArray(value)) return "a list";
-  if (typeof value === "object" && value !== null) return "an object";
-  const shown = typeof value === "string" ? `"${value}"` : String(value);
-  return shown.length > 60 ? `${shown.slice(0, 59)}…` : shown;
 }

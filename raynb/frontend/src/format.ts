@@ -19,6 +19,11 @@ export function formatValue(value: number | null): string {
   return minus(size >= 1000 ? grouped.format(value) : String(Number(value.toPrecision(4))));
 }
 
+/** The same for an axis, where digits that say nothing take room: "1e−6". */
+export function formatTick(value: number): string {
+  return formatValue(value).replace(/\.?0+e/, "e");
+}
+
 export function formatRate(value: number | null): string {
   if (value === null) return `${UNKNOWN} steps/s`;
   if (value !== 0 && value < 0.1) return `${formatValue(1 / value)} s/step`;

@@ -1,5 +1,5 @@
 /**
- * The live panel of a run, as an anywidget.
+ * The live panel of a run or of a search, as an anywidget.
  *
  * Messages go into the state as they come; views are drawn at most once a
  * frame, charts and tables less often, and views that nobody sees not at all,
@@ -12,22 +12,14 @@ import type { Context, View } from "./context";
 import { decode } from "./decode";
 import { h, setText, show } from "./dom";
 import { plural } from "./format";
+import { RUN_LAYOUT, SEARCH_LAYOUT, type Layout } from "./layouts";
 import { changes, PanelState, type Changed } from "./model";
-import * as banner from "./panels/banner";
-import * as charts from "./panels/charts";
-import * as data from "./panels/data";
-import * as devices from "./panels/devices";
-import * as errorPanel from "./panels/error";
-import * as events from "./panels/events";
-import * as header from "./panels/header";
-import * as hints from "./panels/hints";
-import * as logs from "./panels/logs";
-import * as problems from "./panels/problems";
-import * as workers from "./panels/workers";
 import { saveFile } from "./save";
 import { StopControl } from "./stop";
 import { Tabs, type TabName } from "./tabs";
 import { detectTheme, watchTheme, type Theme } from "./theme";
+import { TrialStops } from "./trial_stops";
+import { TrialsShown } from "./trials_shown";
 import { MAX_PINNED, type Outgoing } from "./wire";
 
 /**
@@ -36,10 +28,15 @@ import { MAX_PINNED, type Outgoing } from "./wire";
  */
 const DRAW_MS = 50;
 const DRAW_MANY_MS = 500;
-const MANY_RANKS = 64;
-/** A frame that took longer than this was too much: the next drawing waits so many times as long. */
+/** More rows than this are drawn less often. */
+const MANY = 64;
+/**
+ * A frame that took longer than this was too much: the next drawing waits so many times as long,
+ * but no longer than a person takes for live.
+ */
 const LONG_FRAME_MS = 34;
-const REST = 6;
+const REST = 4;
+const DRAW_SLOW_MS = 250;
 /** How long a snapshot may take before the panel says that it waits. */
 const HELLO_MS = 3_000;
 const HELLO_AGAIN_MS = 15_000;
@@ -49,24 +46,9 @@ export interface PanelModel {
   on(name: "msg:custom", callback: (content: unknown, buffers: unknown[]) => void): void;
   off(name: "msg:custom", callback: (content: unknown, buffers: unknown[]) => void): void;
   send(content: Outgoing): void;
-  get?(name: "run_name"): unknown;
+  get?(name: "run_name" | "view"): unknown;
   widget_manager?: unknown;
 }
-
-/** In the order of the page; those of a tab are drawn while it is open. */
-const VIEWS = [
-  { name: "header", view: header, slow: false, tab: null },
-  { name: "error", view: errorPanel, slow: false, tab: null },
-  { name: "problems", view: problems, slow: false, tab: null },
-  { name: "banner", view: banner, slow: false, tab: "overview" },
-  { name: "charts", view: charts, slow: true, tab: "overview" },
-  { name: "devices", view: devices, slow: true, tab: "overview" },
-  { name: "events", view: events, slow: false, tab: "overview" },
-  { name: "workers", view: workers, slow: true, tab: "workers" },
-  { name: "data", view: data, slow: true, tab: "data" },
-  { name: "logs", view: logs, slow: false, tab: "logs" },
-  { name: "hints", view: hints, slow: false, tab: "hints" },
-] as const;
 
 interface Mounted {
   name: string;
@@ -87,6 +69,9 @@ export class Panel {
   private readonly tabs: Tabs;
   private readonly views: Mounted[] = [];
   private readonly stop: StopControl;
+  private readonly layout: Layout;
+  private readonly trials = new TrialsShown();
+  private readonly trialStops: TrialStops;
   private readonly cleanups: (() => void)[] = [];
   private theme: Theme = "light";
   /** Whether the panel is scrolled into view. */
@@ -108,8 +93,9 @@ export class Panel {
   ) {
     const name = model.get?.("run_name");
     this.runName = typeof name === "string" ? name : "";
+    this.layout = model.get?.("view") === "tune" ? SEARCH_LAYOUT : RUN_LAYOUT;
     this.choices = loadChoices(this.runName);
-    this.tabs = new Tabs(this.choices.tab, (tab) => {
+    this.tabs = new Tabs(this.layout.tabs, this.choices.tab, (tab) => {
       this.choices.tab = tab;
       this.chose();
     });
@@ -118,8 +104,12 @@ export class Panel {
       interrupt: kernelInterrupt(model),
       changed: () => this.invalidate({ ...changes(), run: true }),
     });
+    this.trialStops = new TrialStops(
+      (trial) => this.send({ kind: "stop_trial", trial }),
+      () => this.invalidate({ ...changes(), choice: true }),
+    );
     this.root.setAttribute("role", "region");
-    this.root.setAttribute("aria-label", "Training run");
+    this.root.setAttribute("aria-label", this.layout.label);
     el.append(this.root);
     this.applyTheme();
     this.cleanups.push(watchTheme(() => this.applyTheme()));
@@ -135,6 +125,7 @@ export class Panel {
     if (this.slowTimer !== null) clearTimeout(this.slowTimer);
     if (this.helloTimer !== null) clearTimeout(this.helloTimer);
     this.stop.destroy();
+    this.trialStops.destroy();
     for (const { view } of this.views) view.destroy?.();
     this.root.remove();
   }
@@ -143,18 +134,23 @@ export class Panel {
     const context: Context = {
       choices: this.choices,
       stop: this.stop,
+      trials: this.trials,
+      trialStops: this.trialStops,
       theme: () => this.theme,
+      point: (trial) => this.point(trial),
       chose: () => this.chose(),
       pin: (rank) => this.pin(rank),
       download: (rank) => this.send({ kind: "download", rank }),
+      openLogs: (trial) => this.openLogs(trial),
       open: (tab) => this.tabs.select(tab, true),
     };
     this.notice.textContent = "connecting to the kernel…";
     const above = h("div", { class: "rn-above" });
-    this.root.append(this.notice, above, this.tabs.list, ...this.tabs.panels);
-    for (const { name, view, slow, tab } of VIEWS) {
+    const shared = h("div", { class: "rn-shared" });
+    this.root.append(this.notice, above, this.tabs.list, shared, ...this.tabs.panels);
+    for (const { name, view, slow, tab, below } of this.layout.views) {
       const root = h("section", { class: `rn-section rn-${name}-view` });
-      (tab === null ? above : this.tabs.panel(tab)).append(root);
+      (tab !== null ? this.tabs.panel(tab) : below === true ? shared : above).append(root);
       try {
         const mounted = view.mount(root, context);
         const drawn = Number.NEGATIVE_INFINITY;
@@ -169,6 +165,19 @@ export class Panel {
   private chose(): void {
     saveChoices(this.runName, this.choices);
     this.invalidate({ ...changes(), choice: true }, true);
+  }
+
+  private point(trial: number | null): void {
+    if (trial === this.trials.pointed) return;
+    this.trials.pointed = trial;
+    this.invalidate({ ...changes(), pointed: true }, true);
+  }
+
+  private openLogs(trial: number): void {
+    const workers = this.state.run?.search?.workers ?? 1;
+    this.choices.logs = trial * workers;
+    this.tabs.select("logs", true);
+    this.chose();
   }
 
   private pin(rank: number): void {
@@ -225,6 +234,7 @@ export class Panel {
     if (message === null) return;
     if (message.kind === "ack") {
       if (message.of === "stop") this.stop.onAck();
+      if (message.of === "stop_trial" && message.trial !== null) this.trialStops.onAck(message.trial);
       return;
     }
     if (message.kind === "file") {
@@ -239,6 +249,7 @@ export class Panel {
       this.agreeOnPins();
     }
     if (message.run !== null) this.stop.onRun(message.run);
+    if (changed.trials) this.trialStops.onTrials(this.state.trials);
     if (this.state.incomplete) this.hello();
     this.invalidate(changed);
   }
@@ -298,9 +309,17 @@ export class Panel {
     });
   }
 
+  /** Milliseconds between drawings of the slow views. */
+  private pause(): number {
+    if (this.layout === SEARCH_LAYOUT) {
+      return this.state.trials.size > MANY ? DRAW_SLOW_MS : this.pace;
+    }
+    const ranks = Math.max(this.state.workers.size, this.state.run?.world_size ?? 0);
+    return ranks > MANY ? DRAW_MANY_MS : this.pace;
+  }
+
   private draw(): void {
-    const many = Math.max(this.state.workers.size, this.state.run?.world_size ?? 0) > MANY_RANKS;
-    const pause = many ? DRAW_MANY_MS : this.pace;
+    const pause = this.pause();
     const now = performance.now();
     let soonest = Number.POSITIVE_INFINITY;
     for (const mounted of this.views) {
@@ -333,7 +352,7 @@ export class Panel {
     cancelAnimationFrame(this.paceFrame);
     this.paceFrame = requestAnimationFrame(() => {
       const took = performance.now() - begun;
-      this.pace = took > LONG_FRAME_MS ? Math.min(DRAW_MANY_MS, REST * took) : DRAW_MS;
+      this.pace = took > LONG_FRAME_MS ? Math.min(DRAW_SLOW_MS, REST * took) : DRAW_MS;
     });
   }
 

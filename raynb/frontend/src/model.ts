@@ -1,5 +1,7 @@
 /** What the panel knows: snapshots and deltas applied, bounded, no DOM. */
 import { unknownWorker } from "./decode";
+import { unknownTrial } from "./decode_search";
+import type { Trial } from "./search_wire";
 import { Band, Series } from "./series";
 import type {
   BandPart,
@@ -24,6 +26,7 @@ export const MAX_METRICS = 300;
 export interface Changed {
   run: boolean;
   workers: boolean;
+  trials: boolean;
   series: boolean;
   /** A pinned or a worst rank changed. */
   focus: boolean;
@@ -34,6 +37,8 @@ export interface Changed {
   events: boolean;
   /** The reader chose something else to look at (metric, rank). */
   choice: boolean;
+  /** The reader points at another trial. */
+  pointed: boolean;
   /** A second went by. */
   tick: boolean;
   problems: boolean;
@@ -43,6 +48,7 @@ export function changes(all = false): Changed {
   return {
     run: all,
     workers: all,
+    trials: all,
     series: all,
     focus: all,
     hints: all,
@@ -50,6 +56,7 @@ export function changes(all = false): Changed {
     files: all,
     events: all,
     choice: all,
+    pointed: all,
     tick: all,
     problems: all,
   };
@@ -60,6 +67,10 @@ export class PanelState {
   /** Seconds to add to the browser's clock to get the kernel's. */
   private clockOffset = Number.NEGATIVE_INFINITY;
   readonly workers = new Map<number, Worker>();
+  /** Of a search, by index. */
+  readonly trials = new Map<number, Trial>();
+  /** Grows whenever the trials or the search changed. */
+  trialsVersion = 0;
   /** metric -> rank -> attempts, oldest first. */
   readonly series = new Map<string, Map<number, Series[]>>();
   /** metric -> attempts, oldest first; only in a run of many ranks. */
@@ -107,11 +118,27 @@ export class PanelState {
       .sort((a, b) => GRAVITY[b.level] - GRAVITY[a.level]);
   }
 
+  /** All ranks; in a search, where series are of trials, all lanes. */
   ranks(): number[] {
     const ranks = new Set<number>(this.workers.keys());
-    for (const byRank of this.series.values()) for (const rank of byRank.keys()) ranks.add(rank);
+    if (this.run?.search == null) {
+      for (const byRank of this.series.values()) for (const rank of byRank.keys()) ranks.add(rank);
+    }
     for (const rank of this.logs.keys()) ranks.add(rank);
     return [...ranks].sort((a, b) => a - b);
+  }
+
+  /** What the run consists of. */
+  get noun(): "rank" | "trial" {
+    return this.run?.search == null ? "rank" : "trial";
+  }
+
+  /** What has a log: "rank 3"; in a search "trial 3", or "trial 3 rank 1". */
+  nameOf(rank: number): string {
+    const workers = this.run?.search?.workers;
+    if (workers === undefined) return `rank ${rank}`;
+    const name = `trial ${Math.floor(rank / workers)}`;
+    return workers === 1 ? name : `${name} rank ${rank % workers}`;
   }
 
   latest(metric: string, rank: number): number | null {
@@ -136,6 +163,7 @@ export class PanelState {
         this.clockOffset = Math.max(this.clockOffset, update.run.now - this.clock());
       }
       changed.run = true;
+      this.trialsVersion += 1;
     }
     for (const patch of update.workers) {
       // A new object, so that views tell by identity which rows changed.
@@ -143,6 +171,12 @@ export class PanelState {
       this.workers.set(patch.rank, { ...known, ...patch });
     }
     changed.workers ||= update.workers.length > 0;
+    for (const patch of update.trials) {
+      const known = this.trials.get(patch.trial) ?? unknownTrial(patch.trial);
+      this.trials.set(patch.trial, { ...known, ...patch });
+    }
+    changed.trials ||= update.trials.length > 0;
+    if (changed.trials) this.trialsVersion += 1;
     if (update.focus !== null) {
       this.focus = update.focus;
       changed.focus = true;
@@ -186,6 +220,7 @@ export class PanelState {
 
   private reset(): void {
     this.workers.clear();
+    this.trials.clear();
     this.series.clear();
     this.bands.clear();
     this.focus = { pinned: [], worst: new Map() };

@@ -43,6 +43,8 @@ export interface TableOptions<T> {
   /** A line under the row where it has more to say, else null. */
   note?(item: T): string | null;
   onRow?(item: T): void;
+  /** The pointer is on a row, or on none. */
+  onPoint?(item: T | null): void;
   /** Classes of a row besides the table's own. */
   rowClass?(item: T): string;
   /** How many rows make a summary worth its place. */
@@ -134,6 +136,11 @@ export class Table<T> {
     if (index < 0) return;
     this.found = key;
     this.list.reveal(index);
+    this.list.draw(true);
+  }
+
+  /** Draws the rows in view again: their look changed, not their order. */
+  refresh(): void {
     this.list.draw(true);
   }
 
@@ -242,7 +249,11 @@ class TableRow<T> {
     this.noteRow = h("tr", { class: "rn-note-row" }, this.noteCell);
     this.noteRow.hidden = true;
     this.node.append(this.main, this.noteRow);
-    const { onRow } = options;
+    const { onRow, onPoint } = options;
+    if (onPoint !== undefined) {
+      this.node.addEventListener("pointerenter", () => onPoint(this.item));
+      this.node.addEventListener("pointerleave", () => onPoint(null));
+    }
     if (onRow !== undefined) {
       this.node.addEventListener("click", () => {
         // Marking text to copy it ends in a click too.

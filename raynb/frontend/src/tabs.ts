@@ -1,11 +1,12 @@
 /** The panel's tabs: one list of buttons, one visible panel, arrow keys in between. */
 import { h, setAttr, setText, show, uniqueId } from "./dom";
 
-export const TABS = ["overview", "workers", "data", "logs", "hints"] as const;
+export const TABS = ["overview", "parameters", "workers", "data", "logs", "hints"] as const;
 export type TabName = (typeof TABS)[number];
 
 const WORDS: Record<TabName, string> = {
   overview: "Overview",
+  parameters: "Parameters",
   workers: "Workers",
   data: "Data",
   logs: "Logs",
@@ -30,30 +31,30 @@ export class Tabs {
     class: "rn-tabs",
     attrs: { role: "tablist", "aria-label": "Views", "data-lm-suppress-shortcuts": "true" },
   });
-  private readonly tabs: Record<TabName, Tab>;
+  private readonly tabs: ReadonlyMap<TabName, Tab>;
   current: TabName;
 
   constructor(
+    private readonly names: readonly TabName[],
     first: TabName,
     private readonly onChange: (tab: TabName) => void,
   ) {
-    this.current = first;
-    const made = TABS.map((name) => [name, this.makeTab(name)] as const);
-    this.tabs = Object.fromEntries(made) as Record<TabName, Tab>;
+    this.current = names.includes(first) ? first : (names[0] ?? first);
+    this.tabs = new Map(names.map((name) => [name, this.makeTab(name)]));
     this.list.addEventListener("keydown", (event) => this.onKey(event));
     this.show();
   }
 
   get panels(): HTMLElement[] {
-    return TABS.map((name) => this.tabs[name].panel);
+    return [...this.tabs.values()].map(({ panel }) => panel);
   }
 
   panel(name: TabName): HTMLElement {
-    return this.tabs[name].panel;
+    return this.tab(name).panel;
   }
 
   select(name: TabName, focus = false): void {
-    if (focus) this.tabs[name].button.focus();
+    if (focus) this.tab(name).button.focus();
     if (name === this.current) return;
     this.current = name;
     this.show();
@@ -61,11 +62,19 @@ export class Tabs {
   }
 
   setBadge(name: TabName, { count, words, tone }: Badge): void {
-    const { button, badge } = this.tabs[name];
+    const tab = this.tabs.get(name);
+    if (tab === undefined) return;
+    const { button, badge } = tab;
     show(badge, count > 0);
     setText(badge, count > 99 ? "99+" : count > 0 ? String(count) : "");
     setAttr(badge, "class", `rn-tab-badge rn-tone-${tone}`);
     setAttr(button, "aria-label", count > 0 ? `${WORDS[name]}, ${words}` : WORDS[name]);
+  }
+
+  private tab(name: TabName): Tab {
+    const tab = this.tabs.get(name);
+    if (tab === undefined) throw new Error(`no tab ${name}`);
+    return tab;
   }
 
   private makeTab(name: TabName): Tab {
@@ -93,8 +102,7 @@ export class Tabs {
   }
 
   private show(): void {
-    for (const name of TABS) {
-      const { button, panel } = this.tabs[name];
+    for (const [name, { button, panel }] of this.tabs) {
       const chosen = name === this.current;
       setAttr(button, "aria-selected", String(chosen));
       // One stop for the Tab key; arrows go on from there.
@@ -104,18 +112,18 @@ export class Tabs {
   }
 
   private onKey(event: KeyboardEvent): void {
-    const at = TABS.indexOf(this.current);
+    const at = this.names.indexOf(this.current);
     const to: Record<string, number> = {
       ArrowLeft: at - 1,
       ArrowRight: at + 1,
       Home: 0,
-      End: TABS.length - 1,
+      End: this.names.length - 1,
     };
     const next = to[event.key];
     if (next === undefined) return;
     event.preventDefault();
     event.stopPropagation();
-    const name = TABS[(next + TABS.length) % TABS.length];
+    const name = this.names[(next + this.names.length) % this.names.length];
     if (name !== undefined) this.select(name, true);
   }
 }

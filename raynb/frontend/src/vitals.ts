@@ -49,9 +49,9 @@ export function meanSplit(workers: readonly Worker[]): Split | null {
   return { wait: mean("wait"), sync: mean("sync"), report: mean("report"), rest: mean("rest") };
 }
 
-/** Seconds of a step that a rank is busy itself, not waiting for its peers. */
-export function ownSeconds({ step_s, sync_s }: Worker): number | null {
-  return step_s === null ? null : Math.max(0, step_s - (sync_s ?? 0));
+/** Seconds of a step that a rank is busy itself; for its peers it waits, in report() too. */
+export function ownSeconds({ step_s, sync_s, report_s }: Timing): number | null {
+  return step_s === null ? null : Math.max(0, step_s - (sync_s ?? 0) - (report_s ?? 0));
 }
 
 export function busy(workers: readonly Worker[]): Vital {

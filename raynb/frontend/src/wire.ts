@@ -6,6 +6,8 @@
  * rates a second, shares 0 to 1, percents 0 to 100. `decode.ts` checks what comes.
  */
 
+import type { Search, TrialPatch } from "./search_wire";
+
 export const WIRE_VERSION = 2;
 
 /** Bounds of one message; what is past them is left out and reported. */
@@ -13,7 +15,7 @@ export const LIMITS = {
   text: 4_000,
   errorText: 200_000,
   workers: 4_096,
-  series: 20_000,
+  series: 50_000,
   buckets: 100_000,
   logs: 20_000,
   events: 2_000,
@@ -35,6 +37,7 @@ export const RUN_STATES = [
   "waiting",
   "starting_workers",
   "training",
+  "searching",
   "finishing",
   "finished",
   "failed",
@@ -92,6 +95,8 @@ export interface Run {
   best: Best | null;
   /** Whether each rank has its series, or all share bands and a few stand out. */
   detail: "ranks" | "bands";
+  /** Null where the run is no search. */
+  search: Search | null;
 }
 
 /** One loader's share of the data on one rank. */
@@ -233,6 +238,7 @@ export interface Hint {
 }
 
 export interface LogLine {
+  /** In a search: the lane, which is a rank of a trial. */
   rank: number;
   seq: number;
   stream: "out" | "err";
@@ -250,6 +256,7 @@ export interface Update {
   seq: number;
   run: Run | null;
   workers: WorkerPatch[];
+  trials: TrialPatch[];
   series: SeriesPart[];
   bands: BandPart[];
   /** Null: as it was. `hints` likewise. */
@@ -263,6 +270,7 @@ export interface Update {
 export interface Ack {
   kind: "ack";
   of: string;
+  trial: number | null;
 }
 
 /** A rank's whole log, asked for by a download. */
@@ -282,5 +290,6 @@ export type Message = Update | Ack | LogFile;
 export type Outgoing =
   | { kind: "hello" }
   | { kind: "stop" }
+  | { kind: "stop_trial"; trial: number }
   | { kind: "pin"; ranks: number[] }
   | { kind: "download"; rank: number };

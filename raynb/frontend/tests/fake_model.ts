@@ -9,8 +9,10 @@ export class FakeModel implements PanelModel {
   readonly callbacks = new Set<Callback>();
   widget_manager?: unknown;
 
-  get(_name: "run_name"): string {
-    return "mnist";
+  constructor(private readonly view: "run" | "tune" = "run") {}
+
+  get(name: "run_name" | "view"): string {
+    return name === "view" ? this.view : "mnist";
   }
 
   on(_name: "msg:custom", callback: Callback): void {

@@ -19,6 +19,7 @@ export function run(over: Partial<Run> = {}): Run {
     dropped: { metrics: 0, samples: 0, logs: 0, series: 0 },
     best: null,
     detail: "ranks",
+    search: null,
     ...over,
   };
 }

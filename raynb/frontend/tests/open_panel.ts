@@ -18,8 +18,8 @@ export interface OpenPanel {
 }
 
 /** Needs fake timers: `vi.useFakeTimers()` in the test file's beforeEach. */
-export function openPanel(manager?: unknown): OpenPanel {
-  const model = new FakeModel();
+export function openPanel(manager?: unknown, view: "run" | "tune" = "run"): OpenPanel {
+  const model = new FakeModel(view);
   if (manager !== undefined) model.widget_manager = manager;
   const el = document.createElement("div");
   document.body.append(el);

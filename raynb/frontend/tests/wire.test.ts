@@ -192,6 +192,8 @@ describe("decode", () => {
   });
 
   it("reads an acknowledgement", () => {
-    expect(decode({ kind: "ack", of: "stop" }).message).toEqual({ kind: "ack", of: "stop" });
+    expect(decode({ kind: "ack", of: "stop" }).message).toEqual({ kind: "ack", of: "stop", trial: null });
+    const trial = { kind: "ack", of: "stop_trial", trial: 3 };
+    expect(decode(trial).message).toEqual(trial);
   });
 });

@@ -1,7 +1,7 @@
 import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
 import { delta, run, shard, snapshot, worker } from "./messages";
 import { openPanel, type OpenPanel } from "./open_panel";
-import { parseRankFilter } from "../src/rank_filter";
+import { parseFilter } from "../src/row_filter";
 import { median, rankRuns, total } from "../src/stats";
 import type { Worker } from "../src/wire";
 
@@ -119,6 +119,13 @@ describe("workers", () => {
     expect(ranks()).toEqual(["3"]);
   });
 
+  it("a rank that saves the checkpoints is not slow for that: report() waits for all", () => {
+    say(snapshot({ workers: many(3, (rank) => ({ step_s: 0.2, sync_s: 0.02, report_s: rank === 0 ? 0.1 : 0.09 })) }));
+    expect(rows().map((_, i) => cell(i, "own").textContent)).toEqual(["0.9×", "1.0×", "1.0×"]);
+    say(delta(2, { workers: [{ rank: 0, report_s: 0 }] }));
+    expect(cell(0, "own").textContent).toBe("slow 2.0×");
+  });
+
   it("splits the step's time into parts that add up, with the figures in the title", () => {
     say(snapshot({ workers: [worker(0, { step_s: 0.2, wait_s: 0.1, sync_s: 0.04, report_s: 0.02 })] }));
     const parts = [...cell(0, "split").querySelectorAll<HTMLElement>(".rn-part")];
@@ -233,10 +240,10 @@ describe("workers", () => {
 
 describe("rank filter", () => {
   const matching = (text: string): number[] => {
-    const filter = parseRankFilter(text);
+    const filter = parseFilter(text);
     if (filter === null) throw new Error("no filter");
     return Array.from({ length: 20 }, (_, rank) => rank).filter((rank) =>
-      filter({ rank, texts: [rank < 10 ? "Node-A" : null, rank === 4 ? "waiting" : "running"] }));
+      filter({ number: rank, texts: [rank < 10 ? "Node-A" : null, rank === 4 ? "waiting" : "running"] }));
   };
 
   it.each([
@@ -252,7 +259,7 @@ describe("rank filter", () => {
   });
 
   it.each(["", "  ", ",", " , ,"])("%j filters nothing", (text) => {
-    expect(parseRankFilter(text)).toBeNull();
+    expect(parseFilter(text)).toBeNull();
   });
 });
 

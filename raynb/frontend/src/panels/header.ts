@@ -2,35 +2,19 @@
 import type { Context, View } from "../context";
 import { h, setAttr, setText, setTitle, show } from "../dom";
 import { formatCount, formatDuration, formatShort, formatValue, UNKNOWN } from "../format";
-import { icon, type IconName } from "../icons";
+import { icon } from "../icons";
 import type { PanelState } from "../model";
-import type { Run, RunState } from "../wire";
-
-type Tone = "busy" | "good" | "bad" | "idle";
-
-const STATES: Record<RunState, { words: string; icon: IconName; tone: Tone }> = {
-  preflight: { words: "Checking", icon: "search", tone: "busy" },
-  starting_ray: { words: "Starting Ray", icon: "power", tone: "busy" },
-  waiting: { words: "Waiting for resources", icon: "clock", tone: "busy" },
-  starting_workers: { words: "Starting workers", icon: "people", tone: "busy" },
-  training: { words: "Training", icon: "play", tone: "good" },
-  finishing: { words: "Finishing", icon: "flag", tone: "busy" },
-  finished: { words: "Finished", icon: "check", tone: "good" },
-  failed: { words: "Failed", icon: "cross", tone: "bad" },
-  stopping: { words: "Stopping", icon: "stop", tone: "busy" },
-  stopped: { words: "Stopped", icon: "stop", tone: "idle" },
-  restarting: { words: "Restarting", icon: "again", tone: "busy" },
-  unknown: { words: "Unknown state", icon: "question", tone: "idle" },
-};
+import type { Run } from "../wire";
+import { droppedText, elapsedOf, field, isOver, StateBadge } from "./head_parts";
 
 export function mount(root: HTMLElement, ctx: Context): View {
   const name = h("span", { class: "rn-name" });
-  const badge = h("span", { class: "rn-badge" });
+  const badge = new StateBadge();
   const message = h("span", { class: "rn-message" });
   const status = h(
     "div",
     { class: "rn-status", attrs: { role: "status", "aria-live": "polite" } },
-    badge,
+    badge.node,
     message,
   );
   const stop = h("button", { class: "rn-stop", attrs: { type: "button" } });
@@ -61,20 +45,13 @@ export function mount(root: HTMLElement, ctx: Context): View {
   );
   stop.addEventListener("click", () => ctx.stop.request());
 
-  let shownState: RunState | null = null;
-
   function update(state: PanelState): void {
     const run = state.run;
     show(root, run !== null);
     if (run === null) return;
     setText(name, run.name);
     setTitle(name, run.name);
-    if (run.state !== shownState) {
-      shownState = run.state;
-      const { words, icon: iconName, tone } = STATES[run.state];
-      badge.className = `rn-badge rn-tone-${tone}`;
-      badge.replaceChildren(icon(iconName), words);
-    }
+    badge.set(run.state);
     setText(message, run.message);
     setTitle(message, run.message);
     setText(elapsed, formatDuration(elapsedOf(run, state.now())));
@@ -108,7 +85,7 @@ export function mount(root: HTMLElement, ctx: Context): View {
 
   function updateStop(run: Run): void {
     const { phase, note, enabled } = ctx.stop;
-    const over = ["finished", "failed", "stopped"].includes(run.state);
+    const over = isOver(run.state);
     show(stop, !over);
     const words = phase === "idle" ? "Stop" : "stopping…";
     if (stop.textContent !== words) stop.replaceChildren(icon("stop"), words);
@@ -121,32 +98,10 @@ export function mount(root: HTMLElement, ctx: Context): View {
   return { update };
 }
 
-function field(label: string): [HTMLElement, HTMLElement] {
-  const value = h("span", { class: "rn-value" });
-  return [value, h("span", { class: "rn-field" }, h("span", { class: "rn-key", text: label }), value)];
-}
-
-function elapsedOf(run: Run, now: number): number | null {
-  if (run.started === null) return null;
-  return (run.ended ?? now) - run.started;
-}
-
 function bestText({ metric, value, step, rank }: NonNullable<Run["best"]>): string {
   const where = [
     step === null ? "" : ` at step ${formatCount(step)}`,
     rank === null ? "" : `, rank ${rank}`,
   ].join("");
   return `${metric} ${formatValue(value)}${where}`;
-}
-
-function droppedText({ dropped }: Run): string {
-  const parts = [
-    [dropped.metrics, "metric records"],
-    [dropped.samples, "samples"],
-    [dropped.logs, "log lines"],
-    [dropped.series, "series"],
-  ] as const;
-  const lost = parts.filter(([count]) => count > 0);
-  if (lost.length === 0) return "";
-  return `dropped: ${lost.map(([count, what]) => `${formatCount(count)} ${what}`).join(", ")}`;
 }

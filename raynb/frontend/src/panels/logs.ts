@@ -44,7 +44,7 @@ export function mount(root: HTMLElement, ctx: Context): View {
   const follow = toggle("follow", "Keep the newest line in view", (on) => setFollow(on), true);
   const pause = toggle("pause", "Hold still; lines are still collected", (on) => setPaused(on));
   const wrap = toggle("wrap", "Break long lines", (on) => setWrap(on), true);
-  const download = button("download", "Save the whole log of this rank, else the lines shown", () => save());
+  const download = button("download", "Save the whole log of the one chosen, else the lines shown", () => save());
   const count = h("span", { class: "rn-readout" });
   const notice = h("div", { class: "rn-note", attrs: { role: "status" } });
   const body = h("div", { class: "rn-log-body" });
@@ -117,9 +117,8 @@ export function mount(root: HTMLElement, ctx: Context): View {
   measureColumns();
 
   rankSelect.addEventListener("change", () => {
-    rank = rankSelect.value === "all" ? null : Number(rankSelect.value);
-    setText(notice, "");
-    shown.forget();
+    ctx.choices.logs = rankSelect.value === "all" ? null : Number(rankSelect.value);
+    takeChoice();
     redraw();
   });
   search.addEventListener("input", () => {
@@ -145,8 +144,16 @@ export function mount(root: HTMLElement, ctx: Context): View {
     if (atEnd !== following) markFollow(atEnd);
   });
 
+  function takeChoice(): void {
+    if (ctx.choices.logs === rank) return;
+    rank = ctx.choices.logs;
+    setText(notice, "");
+    shown.forget();
+  }
+
   function update(state: PanelState, changed: Changed): void {
     latest = state;
+    takeChoice();
     if (changed.files) tellFile();
     if (changed.logs || changed.workers || changed.choice) redraw();
   }
@@ -157,8 +164,8 @@ export function mount(root: HTMLElement, ctx: Context): View {
     setOptions(
       rankSelect,
       [
-        { value: "all", label: "all ranks" },
-        ...state.ranks().map((one) => ({ value: String(one), label: `rank ${one}` })),
+        { value: "all", label: `all ${state.noun}s` },
+        ...state.ranks().map((one) => ({ value: String(one), label: state.nameOf(one) })),
       ],
       rank === null ? "all" : String(rank),
     );
@@ -187,7 +194,7 @@ export function mount(root: HTMLElement, ctx: Context): View {
       found,
       hits.length === 0 ? "no match" : at > 0 ? `${formatCount(at)} of ${plural(hits.length, "line")}` : plural(hits.length, "line"),
     );
-    setTitle(download, rank === null ? "Save the lines shown; choose a rank for its whole log" : `Save the whole log of rank ${rank}`);
+    setTitle(download, rank === null ? `Save the lines shown; choose a ${state.noun} for its whole log` : `Save the whole log of ${state.nameOf(rank)}`);
   }
 
   function countText(state: PanelState): string {
@@ -216,10 +223,15 @@ export function mount(root: HTMLElement, ctx: Context): View {
         const wanted = `${rank === null ? line.rank : ""}\n${query}\n${line.text}`;
         if (look === wanted) return;
         look = wanted;
-        const prefix = rank === null ? [h("span", { class: "rn-log-rank", text: `${line.rank}` })] : [];
+        const prefix = rank === null ? [h("span", { class: "rn-log-rank", text: shortName(line.rank) })] : [];
         node.replaceChildren(...prefix, renderLine(line, query));
       },
     };
+  }
+
+  /** "3"; in a search of several workers a trial "3·1". */
+  function shortName(one: number): string {
+    return (latest?.nameOf(one) ?? "").replace(/^\w+ /, "").replace(" rank ", "·");
   }
 
   function step(by: number): void {
@@ -282,12 +294,12 @@ export function mount(root: HTMLElement, ctx: Context): View {
   function save(): void {
     if (latest === null) return;
     if (rank === null) {
-      saveShown("The lines shown are saved; choose a rank to save its whole log.");
+      saveShown(`The lines shown are saved; choose a ${latest.noun} to save its whole log.`);
       return;
     }
     const asked = rank;
     const before = latest.files.get(asked);
-    setText(notice, `Asking for the log of rank ${asked}…`);
+    setText(notice, `Asking for the log of ${latest.nameOf(asked)}…`);
     ctx.download(asked);
     if (downloadTimer !== null) clearTimeout(downloadTimer);
     downloadTimer = setTimeout(() => {
@@ -301,8 +313,10 @@ export function mount(root: HTMLElement, ctx: Context): View {
   }
 
   function saveShown(words: string): void {
-    const text = lines.map((line) => (rank === null ? `[rank ${line.rank}] ` : "") + plainText(line)).join("\n");
-    const name = rank === null ? "all-ranks-shown.log" : `rank-${String(rank).padStart(5, "0")}-shown.log`;
+    const nameOf = (one: number): string => latest?.nameOf(one) ?? "";
+    const text = lines.map((line) => (rank === null ? `[${nameOf(line.rank)}] ` : "") + plainText(line)).join("\n");
+    const stem = rank === null ? "all" : nameOf(rank).replace(/\d+/g, (digits) => digits.padStart(5, "0"));
+    const name = `${stem.replaceAll(" ", "-")}-shown.log`;
     saveFile(name, new TextEncoder().encode(`${text}\n`));
     setText(notice, `${words} (${name}, ${plural(lines.length, "line")})`);
   }

@@ -5,7 +5,7 @@ import { formatCount, plural } from "../format";
 import { icon } from "../icons";
 import type { Changed, PanelState } from "../model";
 import { nodeTable } from "../node_table";
-import { parseRankFilter, type Filtered, type RankFilter } from "../rank_filter";
+import { parseFilter, type Filtered, type RowFilter } from "../row_filter";
 import { median } from "../stats";
 import { Table } from "../table";
 import type { Worker, WorkerStatus } from "../wire";
@@ -64,11 +64,11 @@ export function mount(root: HTMLElement, ctx: Context): View {
   const nodes = nodeTable();
   root.append(toolbar, table.node, empty, nodes.node);
 
-  let filter: RankFilter | null = null;
+  let filter: RowFilter | null = null;
   let latest: PanelState | null = null;
 
   input.addEventListener("input", () => {
-    filter = parseRankFilter(input.value);
+    filter = parseFilter(input.value);
     table.node.scrollTop = 0;
     redraw();
   });
@@ -140,14 +140,14 @@ export function mount(root: HTMLElement, ctx: Context): View {
   };
 }
 
-function matching(filter: RankFilter): (row: RankRow) => boolean {
+function matching(filter: RowFilter): (row: RankRow) => boolean {
   return (row) => filter(wordsOf(row));
 }
 
 function wordsOf(row: RankRow): Filtered {
   const { worker } = row;
   return {
-    rank: worker.rank,
+    number: worker.rank,
     texts: [
       worker.node,
       worker.ip,

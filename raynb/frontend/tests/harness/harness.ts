@@ -10,43 +10,18 @@
 import { FakeModel } from "../fake_model";
 import { bands, event, run, series, type BandBucket, type Bucket, type Part } from "../messages";
 import { fleet, hints, lines, noise } from "./fleet";
-import { measureFrames } from "./frames";
+import { measureIfAsked, openPage, query } from "./page";
 import panel from "../../../static/panel.js";
 
-const query = new URLSearchParams(location.search);
 const scene = query.get("scene") ?? "running";
 const ranks = Number(query.get("ranks") ?? 2);
 const steps = Number(query.get("steps") ?? 240);
 const hz = Number(query.get("hz") ?? 10);
-const theme = query.get("theme") ?? "light";
 const names = ["train_loss", "val_accuracy", "lr", "grad_norm"].slice(0, Number(query.get("metrics") ?? 3));
-
-const JUPYTER: Record<string, Record<string, string>> = {
-  "jupyter-light": {
-    "--jp-layout-color1": "#fff",
-    "--jp-layout-color2": "#eee",
-    "--jp-border-color2": "#e0e0e0",
-    "--jp-ui-font-color1": "rgba(0, 0, 0, 0.87)",
-  },
-  "jupyter-dark": {
-    "--jp-layout-color1": "#111",
-    "--jp-layout-color2": "#424242",
-    "--jp-border-color2": "#424242",
-    "--jp-ui-font-color1": "rgba(255, 255, 255, 1)",
-  },
-};
-for (const [name, value] of Object.entries(JUPYTER[theme] ?? {})) {
-  document.documentElement.style.setProperty(name, value);
-}
-document.body.setAttribute("data-jp-theme-light", String(!theme.includes("dark")));
-document.body.style.background = theme.includes("dark") ? "#111" : "#fff";
-const width = query.get("width");
-if (width !== null) document.body.style.width = `${width}px`;
 
 const begun = Date.now() / 1000 - steps / 8;
 const model = new FakeModel();
-const el = document.querySelector<HTMLElement>("#panel");
-if (el === null) throw new Error("no place for the panel");
+const el = openPage();
 
 function valueOf(metric: string, rank: number, step: number): number {
   const decay = Math.exp(-step / 90);
@@ -207,14 +182,9 @@ if (hz > 0 && scene === "running") {
   }, 1000 / hz);
 }
 
-const measure = Number(query.get("measure") ?? 0);
-if (measure > 0) {
+if (query.get("charts") === "all") {
   setTimeout(() => {
-    if (query.get("charts") === "all") {
-      for (const button of el.querySelectorAll<HTMLElement>('.rn-metric[aria-pressed="false"]')) button.click();
-    }
+    for (const button of el.querySelectorAll<HTMLElement>('.rn-metric[aria-pressed="false"]')) button.click();
   }, 1_500);
-  setTimeout(() => {
-    void measureFrames(measure).then((frames) => console.log(`frames ${JSON.stringify(frames)}`));
-  }, 3_000);
 }
+measureIfAsked();

@@ -1,0 +1,1 @@
+"""What is left of a search: its trials, tables and plots."""
