@@ -237,9 +237,10 @@ def start_job(
     try:
         found = group.submit(run.facts, plan)
     except ray.exceptions.RayActorError as error:
-        groups.set_current(None)
         found = f"the warm workers are gone: {error}".splitlines()[0]
     if isinstance(found, str):
+        if "are gone" in found:
+            groups.set_current(None)
         return groups.refused(spec, found)
     # Shown once it is on its way: the workers need not wait for the panel.
     if show:

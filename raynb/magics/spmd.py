@@ -133,12 +133,21 @@ class SpmdMagics(Magics):
             0, program, ranks, payload, pull, out is not None and not pull, os.getcwd()
         )
         output = Output(group.spec.min_workers)
+        import ray
+
         try:
             found = warm_cells.run_cell(group, order, output)
         except KeyboardInterrupt:
             raise RunInterrupted("the ranks were interrupted; their names stay") from None
+        except ray.exceptions.RayActorError as error:
+            found = f"the warm workers are gone: {str(error).splitlines()[0]}"
         if isinstance(found, str):
-            raise OptionError(found, hint="%raynb workers status tells what they do")
+            gone = "are gone" in found
+            if gone:
+                forget_group()
+            raise OptionError(
+                found, hint=f"start them: {UP}" if gone else "%raynb workers status tells more"
+            )
         if form == "inspect":
             self._show_about(found, source)
             return
@@ -182,6 +191,13 @@ def the_group() -> Any:
     if group is None:
         raise OptionError(f"%%{NAME} needs warm workers, and none are up", hint=f"start them: {UP}")
     return group
+
+
+def forget_group() -> None:
+    """The warm workers are gone."""
+    from raynb.engine.warm import group as groups
+
+    groups.set_current(None)
 
 
 def complete(text: str) -> list[str]:

@@ -21,6 +21,8 @@ from raynb.worker.program import CellProgram
 from raynb.worker.runtime import Link
 from raynb.worker.warm.loop import End, JobOrder
 
+#: How a rank's attempt may end badly; the first is the cause of the others.
+_CAUSES = ("lost", "failed", "interrupted")
 #: Bytes of a pickled function above which it goes through the object store.
 INLINE = 100_000
 #: Seconds in which the other ranks of a failed attempt have to end, of which the first are theirs.
@@ -144,10 +146,9 @@ class Job:
         with self._lock:
             if not self._running:
                 return
-            if not self._ending:
-                self.collector.event(f"the warm workers are gone: {why}", "error")
+            self.collector.event(f"the warm workers' processes ended: {why}", "error")
             for rank in self._world:
-                self._ends.setdefault(rank, End("failed", text=why))
+                self._ends.setdefault(rank, End("lost", text=why))
         self._over()
 
     def fail(self, why: str) -> None:
@@ -157,7 +158,7 @@ class Job:
             if self._running:
                 self.lost(why)
             elif not self.done.is_set():
-                self._ends = {0: End("failed", text=why)}
+                self._ends = {0: End("lost", text=why)}
                 self._over()
 
     # -- ranks -----------------------------------------------------------------------------------
@@ -285,7 +286,7 @@ class Job:
             bad = {r: e for r, e in self._ends.items() if e.status != "finished"}
             again = self._again
             if bad and not self._stopping and (again < 0 or self.attempt < again):
-                first = min(bad.values(), key=lambda e: e.status == "interrupted")
+                first = min(bad.values(), key=lambda e: _CAUSES.index(e.status))
                 self.collector.set_state("restarting", _last_line(first.text))
                 return
         threading.Thread(target=self._conclude, args=(bad,), name="raynb-end", daemon=True).start()
@@ -315,13 +316,16 @@ class Job:
             value = self._ends[0].value
             returned = None if value is None else cloudpickle.loads(value)
             return Outcome("finished", self._reports.result(returned), None, None, 0), None
-        raised = {r: e for r, e in bad.items() if e.status == "failed"} or bad
+        cause = min((e.status for e in bad.values()), key=_CAUSES.index)
+        raised = {r: e for r, e in bad.items() if e.status == cause}
         failures = {rank: _error(end) for rank, end in raised.items()}
         text = "\n".join(f"[Rank {rank} Error Snippet]:\n{e.text}" for rank, e in raised.items())
         error = group_error(text, failures)
         failure = self.collector.first_failure()
-        if failure is not None and failure["attempt"] < self.collector.attempt:
-            failure = None  # of an earlier attempt
+        if failure is not None and (
+            cause != "failed" or failure["attempt"] < self.collector.attempt
+        ):
+            failure = None  # of an earlier attempt, or for want of a rank that is gone
         secondary = 0
         if failure is not None:
             told = self.collector.failures

@@ -99,7 +99,6 @@ class Baseline:
         self._logging = (root.level, list(root.handlers), logging.root.manager.disable)
         self._limits = (sys.getrecursionlimit(), sys.getswitchinterval())
         self._hooks = (sys.excepthook, threading.excepthook, sys.displayhook, sys.unraisablehook)
-        self._meta_path, self._path_hooks = list(sys.meta_path), list(sys.path_hooks)
         self._torch = _torch_settings()
         self._torch_hooks = {id(d): dict(d) for d in _torch_hooks()}
         self._originals: dict[str, dict[str, Any]] = {}
@@ -121,7 +120,6 @@ class Baseline:
         with contextlib.suppress(OSError):
             os.chdir(self._cwd)
         sys.path[:] = self._path
-        sys.meta_path[:], sys.path_hooks[:] = self._meta_path, self._path_hooks
         sys.excepthook, threading.excepthook, sys.displayhook, sys.unraisablehook = self._hooks
         sys.setrecursionlimit(self._limits[0])
         sys.setswitchinterval(self._limits[1])

@@ -56,7 +56,7 @@ class End:
     Attributes
     ----------
     status : str
-        ``finished``, ``failed`` or ``interrupted``.
+        ``finished``, ``failed``, ``interrupted``, or ``lost`` with its process.
     value : bytes or None
         What the train function returned, pickled.
     error : bytes or None
