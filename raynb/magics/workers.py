@@ -136,14 +136,14 @@ class WorkersMagics(Magics):
         spec.storage_path, spec.max_failures, spec.num_to_keep = "", 0, None
         with Starting() as tell:
             found = workers.start(spec, minutes * 60, tell)
-        show(found)
+        show(found, _actions())
 
     def _status(self, line: str) -> None:
         from raynb import workers
         from raynb.panel.workers import show
 
         _no_more(line)
-        show(workers.status())
+        show(workers.status(), _actions())
 
     def _restart(self, line: str) -> None:
         from raynb import workers
@@ -152,13 +152,23 @@ class WorkersMagics(Magics):
         force = _force(line)
         with Starting() as tell:
             found = workers.restart(force=force, tell=tell)
-        show(found)
+        show(found, _actions())
 
     def _down(self, line: str) -> None:
         from raynb import workers
 
         workers.down(force=_force(line))
         print("The warm workers have ended.")
+
+
+def _actions() -> dict[str, Any]:
+    """Buttons of the workers' view."""
+    from raynb import workers
+
+    def down() -> None:
+        workers.down()
+
+    return {"Refresh": workers.status, "Restart": workers.restart, "Down": down}
 
 
 def take_scaling(spec: RunSpec, args: argparse.Namespace) -> None:

@@ -3,23 +3,58 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Mapping
 from html import escape
 from typing import Any
 
-from raynb.results.mount import in_notebook
+from raynb.engine.warm.left import left_text
+from raynb.results.mount import in_notebook, mount
+from raynb.results.static import place
 from raynb.telemetry.units import human_bytes, human_seconds
 
+#: What a button does.
+Action = Callable[[], dict[str, Any] | None]
 _CELL = "padding:2px 12px 2px 0;text-align:left;font-variant-numeric:tabular-nums"
 
 
-def show(found: dict[str, Any] | None) -> None:
-    """Show a status of warm workers, as ``raynb.workers.status`` gives it."""
-    if in_notebook():
-        from IPython.display import publish_display_data
+def show(found: dict[str, Any] | None, actions: Mapping[str, Action] | None = None) -> None:
+    """Show a status of warm workers, as ``raynb.workers.status`` gives it.
 
-        publish_display_data({"text/plain": as_text(found), "text/html": as_html(found)})
-    else:
+    Parameters
+    ----------
+    found : dict or None
+    actions : dict of str to callable, optional
+        By a button's text, what it does; gives the status afterwards, or raises.
+    """
+    if not in_notebook():
         print(as_text(found))
+        return
+    from IPython.display import publish_display_data
+
+    token = mount("", lambda: {"workers": _controls(found, dict(actions or {}))})
+    html = place(token, "workers", as_html(found))
+    publish_display_data({"text/plain": as_text(found), "text/html": html})
+
+
+def _controls(found: dict[str, Any] | None, actions: dict[str, Action]) -> Any:
+    """The status with buttons."""
+    import ipywidgets as widgets
+
+    shown = widgets.HTML(as_html(found))
+    said = widgets.HTML()
+
+    def press(button: Any) -> None:
+        said.value = f"{escape(button.description)} …"
+        try:
+            shown.value = as_html(actions[button.description]())
+            said.value = ""
+        except Exception as error:
+            said.value = escape(str(error)).replace("\n", "<br>")
+
+    buttons = [widgets.Button(description=text) for text in actions]
+    for button in buttons:
+        button.on_click(press)
+    return widgets.VBox([shown, widgets.HBox(buttons), said])
 
 
 def as_text(found: dict[str, Any] | None) -> str:
@@ -71,29 +106,6 @@ def rows(found: dict[str, Any] | None) -> list[tuple[str, ...]]:
         )
         for row in found["ranks"]
     ]
-
-
-def left_text(left: dict[str, Any] | None) -> str:
-    """What a run left on a rank, in words; empty when it is nothing."""
-    if not left:
-        return ""
-    parts = []
-    if left.get("cuda"):
-        held = f": {', '.join(left['cuda_by'][:3])}" if left.get("cuda_by") else ""
-        parts.append(f"{human_bytes(left['cuda'])} of GPU memory{held}")
-    for what, names in (("thread", left.get("threads")), ("open file", left.get("files"))):
-        if names:
-            plural = "s" if len(names) != 1 else ""
-            more = ", …" if len(names) > 3 else ""
-            parts.append(f"{len(names)} {what}{plural} ({', '.join(names[:3])}{more})")
-    said = []
-    if parts:
-        said.append(
-            "the last run left " + " and ".join(parts) + "; %raynb workers restart frees it"
-        )
-    if left.get("restored"):
-        said.append("put back what it had replaced: " + ", ".join(left["restored"][:3]))
-    return "; ".join(said)
 
 
 class Starting:

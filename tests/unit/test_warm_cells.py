@@ -211,3 +211,28 @@ def test_auto_sends_plain_cells_only(ip: InteractiveShell) -> None:
     assert "distributed" in ip.transform_cell("x = 1\n")
     assert "run_line_magic('raynb'" in ip.transform_cell("%raynb auto off\n")
     assert "distributed'" not in ip.transform_cell("!ls\n")
+
+
+def test_the_workers_view() -> None:
+    from raynb.panel.workers import as_html, as_text
+
+    assert "%raynb workers up" in as_text(None)
+    left = {"cuda": 0, "threads": ["<mine>"], "files": [], "restored": ["torch.relu"]}
+    found = {
+        "phase": "idle",
+        "why": "",
+        "idle": 60.0,
+        "idle_timeout": 1800.0,
+        "jobs": 2,
+        "restarts": 0,
+        "job": None,
+        "ranks": [
+            {"rank": 0, "node": "n<1>", "pid": 7, "memory": 2**30, "left": left},
+            {"rank": 1, "node": "n", "pid": 8, "memory": None, "left": None},
+        ],
+    }
+    text = as_text(found)
+    assert "2 ranks, idle" in text and "2 runs so far" in text
+    assert "1 thread (<mine>)" in text and "torch.relu" in text and "n/a" in text
+    html = as_html(found)
+    assert "n&lt;1&gt;" in html and "&lt;mine&gt;" in html and "<mine>" not in html

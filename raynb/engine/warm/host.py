@@ -19,6 +19,7 @@ from raynb.engine.spec import filesystem_of
 from raynb.engine.supervisor import ACTOR, RunSupervisor
 from raynb.engine.warm.cells import Cell, News
 from raynb.engine.warm.job import Job, Plan
+from raynb.engine.warm.left import left_text
 from raynb.engine.warm.port import JobPort
 from raynb.worker.warm.spmd import CellEnd, CellOrder
 
@@ -294,8 +295,10 @@ class GroupSupervisor(RunSupervisor):
         if job is None or not job.waits or not self._all_ready():
             return
         nodes = [self._ranks[rank]["node_id"] for rank in sorted(self._ranks)]
-        for row in self._ranks.values():
+        for rank, row in sorted(self._ranks.items()):
             row["ready"] = False
+            if text := left_text(row.pop("left", None)):
+                job.collector.event(f"rank {rank}: {text}", "warn")
         job.begin(nodes)
 
     def _give_up(self, ranks: list[int]) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 import psutil
 
 import raynb
+from raynb.telemetry.units import human_bytes
 
 #: Seconds that a job's processes get to end by themselves.
 END_S = 1.0
@@ -111,8 +112,14 @@ class Baseline:
         """Let environment variables be part of what :meth:`restore` goes back to."""
         self._environ.update(environ)
 
-    def restore(self) -> Left:
-        """Make the process what it was, and tell what a job left."""
+    def restore(self, names: Mapping[str, Any] | None = None) -> Left:
+        """Make the process what it was, and tell what a job left.
+
+        Parameters
+        ----------
+        names : Mapping, optional
+            Variables that stay, by which what they hold is told.
+        """
         left = Left()
         left.processes = self._end_processes()
         os.environ.clear()
@@ -141,7 +148,7 @@ class Baseline:
             if t.ident not in self._threads and not t.name.startswith(("raynb-", "ThreadPoolExec"))
         ]
         left.files = sorted(_open_files() - self._files)
-        left.cuda, left.cuda_by = _cuda_left()
+        left.cuda, left.cuda_by = _cuda_left(names or {})
         seed_as_new()
         return left
 
@@ -339,17 +346,44 @@ def _forget_compiled() -> None:
         sys.modules["torch"].compiler.reset()
 
 
-def _cuda_left() -> tuple[int, list[str]]:
+def _cuda_left(names: Mapping[str, Any]) -> tuple[int, list[str]]:
+    """Bytes of GPU memory that are still allocated, and who holds most of them."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return 0, []
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    held: list[str] = []
     total = int(torch.cuda.memory_allocated())
-    if total:
-        for o in gc.get_objects():
-            with contextlib.suppress(Exception):
-                if isinstance(o, torch.Tensor) and o.is_cuda and len(held) < 10:
-                    held.append(f"{tuple(o.shape)} {o.dtype}")
-    return total, held
+    if not total:
+        return 0, []
+    held = {
+        f"variable `{name}` of %%distributed cells": device_bytes(names[name]) for name in names
+    }
+    known = {id(t) for value in list(names.values()) for t in _tensors(value)}
+    for o in gc.get_objects():
+        with contextlib.suppress(Exception):
+            if isinstance(o, torch.Tensor) and o.is_cuda and id(o) not in known:
+                held[f"a tensor {tuple(o.shape)} of {o.dtype}"] = o.untyped_storage().nbytes()
+    largest = sorted(held.items(), key=lambda h: -h[1])[:5]
+    return total, [f"{human_bytes(n)} by {who}" for who, n in largest if n]
+
+
+def device_bytes(value: Any) -> int:
+    """Bytes that the tensors of a variable hold on a GPU: its own, a module's, an optimizer's."""
+    return sum(t.untyped_storage().nbytes() for t in _tensors(value) if t.is_cuda)
+
+
+def _tensors(value: Any, depth: int = 3) -> list[Any]:
+    torch = sys.modules["torch"]
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, torch.nn.Module):
+        grads = [p.grad for p in value.parameters() if p.grad is not None]
+        return [*value.parameters(), *value.buffers(), *grads]
+    if isinstance(value, torch.optim.Optimizer):
+        value = list(value.state.values())
+    if isinstance(value, dict):
+        value = list(value.values())
+    if depth and isinstance(value, list | tuple):
+        return [t for part in value[:10_000] for t in _tensors(part, depth - 1)]
+    return []

@@ -147,7 +147,7 @@ class WarmWorker:
                     baseline.restore()
                 self._run(order)
                 order = None
-                left = baseline.restore()
+                left = baseline.restore(names.names)
                 fresh = True
             self._renew(baseline, left)
 
