@@ -103,7 +103,7 @@ class Job:
         self._world: list[int] = []
         self._running = False
         self._ending = ""  # why the attempt is being ended
-        self._stopping = False
+        self._stopping = self._concluded = False
         self._outcome: Outcome | None = None
         self.collector.set_state("starting_workers", "on the warm workers")
 
@@ -113,7 +113,7 @@ class Job:
     def waits(self) -> bool:
         """Whether an attempt is to begin as soon as the ranks are there."""
         with self._lock:
-            return not self._running and self._outcome is None and not self.done.is_set()
+            return not (self._running or self._concluded or self._stopping)
 
     def begin(self, node_ids: list[str]) -> None:
         """Begin an attempt on as many ranks as there are node ids."""
@@ -199,10 +199,10 @@ class Job:
                 return
             self._ends[rank] = end
             over = len(self._ends) == len(self._world)
-        if end.status == "failed":
-            self.failed(attempt, rank)
         if over:
             self._over()
+        elif end.status == "failed":
+            self.failed(attempt, rank)
 
     # -- kernels ---------------------------------------------------------------------------------
 
@@ -289,6 +289,9 @@ class Job:
                 first = min(bad.values(), key=lambda e: _CAUSES.index(e.status))
                 self.collector.set_state("restarting", _last_line(first.text))
                 return
+            if self._concluded:
+                return
+            self._concluded = True
         threading.Thread(target=self._conclude, args=(bad,), name="raynb-end", daemon=True).start()
 
     def _conclude(self, bad: dict[int, End]) -> None:

@@ -32,8 +32,6 @@ LOOK_S = 0.05
 MAX_TEXT = 100_000
 #: Bytes of a rich output: more is left to its text.
 MAX_RICH = 20_000_000
-#: Names that are at hand in the namespace, and are no result of the user's.
-GIVEN = ("rank", "world_size", "local_rank", "device", "torch", "dist", "display")
 _RICH = {
     "text/html": "_repr_html_",
     "text/markdown": "_repr_markdown_",
@@ -109,22 +107,23 @@ class Namespace:
         self._shown: list[Bundle] = []
 
     def set_up(self) -> None:
-        """Give the namespace what is at hand in it; again after the process group has changed."""
+        """Give the namespace what is at hand in it, where the user has not given it another."""
         import ray.train
         import ray.train.torch
         import torch
         import torch.distributed as dist
 
         context = ray.train.get_context()
-        self.names.update(
-            rank=context.get_world_rank(),
-            world_size=context.get_world_size(),
-            local_rank=context.get_local_rank(),
-            device=ray.train.torch.get_device(),
-            torch=torch,
-            dist=dist,
-            display=self._display,
-        )
+        given = {
+            "rank": context.get_world_rank(),
+            "world_size": context.get_world_size(),
+            "local_rank": context.get_local_rank(),
+            "device": ray.train.torch.get_device(),
+            "torch": torch,
+            "dist": dist,
+            "display": self._display,
+        }
+        self.names.update({k: v for k, v in given.items() if k not in self.names})
 
     def run(
         self, order: CellOrder, interrupts: Interrupts, send: Callable[[list[Any]], None]
