@@ -333,6 +333,102 @@ def test_a_dataset_is_split(notebook: Any) -> None:
     assert history["sum"].sum() == sum(range(100))
 
 
+@pytest.mark.usefixtures("warm")
+def test_cells_on_every_rank(notebook: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    ready()
+    before = pids()
+    notebook.run("%%distributed\nx = torch.ones(2) * (rank + 1)\nprint('hello', rank)")
+    printed = capsys.readouterr().out
+    assert "[rank 0] hello 0" in printed and "[rank 1] hello 1" in printed
+    notebook.run("%%distributed\ndist.all_reduce(x)\nx.tolist()")
+    assert "[ranks 0-1] [3.0, 3.0]" in capsys.readouterr().out
+    notebook.run("%%distributed --rank 1\nrank, world_size, str(device)")
+    assert "[rank 1] (1, 2, 'cpu')" in capsys.readouterr().out
+
+    notebook.run("factor = 10\ny = 'mine'\nhandle = open('/dev/null')")
+    notebook.run("%%distributed --push factor --pull z\nz = factor * rank")
+    assert notebook["z"] == [0, 10]
+    error = notebook.error("%%distributed --pull y\ny = 1")
+    assert isinstance(error, OptionError) and "overwrite" in str(error) and notebook["y"] == "mine"
+    notebook.run("%%distributed -o values\nrank + factor")
+    assert notebook["values"] == [10, 11]
+    assert "no variable `nothing`" in str(notebook.error("%%distributed --push nothing\n1"))
+    assert "handle" in str(notebook.error("%%distributed --push handle\n1"))
+    assert "no rank 2" in str(notebook.error("%%distributed --rank 2\n1"))
+    assert isinstance(notebook.error("%%distributed\nx ="), Exception)
+    assert pids() == before
+
+
+@pytest.mark.usefixtures("warm")
+def test_errors_of_cells(notebook: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """One error, grouped by rank; peers in a collective are released, and all goes on."""
+    ready()
+    before = pids()
+    error = notebook.error("%%distributed\na = 1\n\na / 0")
+    label = f"Cell In[{notebook.shell.execution_count - 1}]"
+    assert str(error).startswith("ranks 0-1 of 2: ZeroDivisionError")
+    assert f"{label}, line 4: a / 0" in str(error)
+    began = time.monotonic()
+    error = notebook.error(
+        "%%distributed\nif rank == 1:\n    raise ValueError('bad')\ndist.all_reduce(torch.ones(1))"
+    )
+    assert time.monotonic() - began < 5
+    assert str(error).startswith("rank 1 of 2: ValueError: bad")
+    assert "rank 0" in str(error)
+    assert "process group" in capsys.readouterr().out
+    notebook.run("%%distributed\nt = torch.ones(1)\ndist.all_reduce(t)\nfloat(t)")
+    assert "[ranks 0-1] 2.0" in capsys.readouterr().out
+    assert pids() == before
+    # A run in between is a run of its own, and the names stay.
+    notebook.run("%%distributed\nimport os\nos.environ['LEFT'] = '1'\nkept = 5")
+    notebook.run("%%distributed_train --warm\nimport os\nreturn os.environ.get('LEFT')")
+    assert notebook["result"].return_value is None
+    capsys.readouterr()
+    notebook.run("%%distributed\nkept")
+    assert "[ranks 0-1] 5" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("warm")
+def test_a_cell_is_interrupted(notebook: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    import threading
+
+    ready()
+    before = pids()
+    threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    error = notebook.error(
+        "%%distributed\nimport time\nprint('begins')\ntry:\n    time.sleep(1e6)\n"
+        "except KeyboardInterrupt:\n    print('seen', rank)\n    raise"
+    )
+    assert isinstance(error, KeyboardInterrupt)
+    printed = capsys.readouterr().out
+    assert "[rank 0] seen 0" in printed and "[rank 1] seen 1" in printed
+    assert pids() == before
+
+
+@pytest.mark.usefixtures("warm")
+def test_auto_mode_and_completion(notebook: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    from IPython.core.completer import provisionalcompleter
+
+    ready()
+    notebook.run("%raynb auto on")
+    try:
+        notebook.run("remote_only = rank\nremote_only")
+        printed = capsys.readouterr().out
+        assert "▸ on all 2 ranks" in printed and "[rank 1] 1" in printed
+        assert "remote_only" not in notebook.shell.user_ns
+        notebook.run("remote_only?")
+        assert "Type:      int" in capsys.readouterr().out
+        error = notebook.error("remote_only / 0")
+        assert "line 1: remote_only / 0" in str(error)
+        with provisionalcompleter():
+            text = "x = remote_"
+            found = [c.text for c in notebook.shell.Completer.completions(text, len(text))]
+        assert "remote_only" in found
+    finally:
+        notebook.run("%raynb auto off")
+    assert "remote_only" in str(notebook.error("remote_only"))
+
+
 def test_signals_stay_the_notebooks() -> None:
     """Nothing here has taken the kernel's own."""
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
