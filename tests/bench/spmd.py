@@ -1,7 +1,7 @@
 """A ``%%distributed`` cell with one all_reduce and its result shown: cell to result.
 
 Run by hand: ``python tests/bench/spmd.py [--rounds 40] [--nbdistributed PYTHON]``, where PYTHON is
-the interpreter of an environment that has nbdistributed and IPython: the peer's time is taken there,
+the interpreter of an environment that has nbdistributed: the peer's time is taken there,
 in the same run. The bars: a median of at most 50 ms, and half of nbdistributed's.
 """
 
