@@ -22,7 +22,10 @@ from raynb.worker.warm.spmd import CellEnd, CellOrder, Namespace, about, bundle_
 def run(names: Namespace, source: str, **more: Any) -> CellEnd:
     order = CellOrder(1, CellProgram(source, "<cell>", "Cell In[1]", "cell", ""), (0,), **more)
     names.names.setdefault("rank", 0)
-    return names.run(order, Interrupts(), lambda lines: None)
+    sent: list[Any] = []
+    end = names.run(order, Interrupts(), sent.extend)
+    end.lines = [*sent, *end.lines]
+    return end
 
 
 def test_a_namespace_lasts_and_shows_its_last_line() -> None:
