@@ -244,6 +244,10 @@ class Job:
         """Nobody watches it any more."""
         self.collector.close()
 
+    def release(self, watcher: str = "") -> None:
+        """A watcher has its outcome."""
+        self.shutdown()
+
     # -- inside ----------------------------------------------------------------------------------
 
     def _end_ranks(self, seconds: float, ask: float, kind: str) -> None:
