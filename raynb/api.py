@@ -354,7 +354,7 @@ def _start_local(run: Any, spec: RunSpec, make: MakeTrainer, *, show: bool, echo
     return run
 
 
-def _check_cluster(spec: RunSpec) -> str:
+def _check_cluster(spec: RunSpec, *, stores: bool = True) -> str:
     """Compare the request with the cluster; returns why it has to wait, if it has."""
     import ray
 
@@ -363,7 +363,7 @@ def _check_cluster(spec: RunSpec) -> str:
     nodes = [n["Resources"] for n in ray.nodes() if n["Alive"]]
     limits = cluster.autoscaling_limits()
     spec.use_gpu = choose_gpu(spec, limits or ray.cluster_resources())
-    if len(nodes) > 1:
+    if stores and len(nodes) > 1:
         _check_shared_storage(spec)
     check_accelerator(spec, nodes, limits)
     return check_resources(spec, nodes, ray.available_resources(), limits)

@@ -164,7 +164,7 @@ def start(
         check_resources(spec, [machine], machine, where="this machine")
         tell("starting Ray")
         cluster.start_local()
-    waiting = api._check_cluster(spec)
+    waiting = api._check_cluster(spec, stores=False)
     tell(waiting or "starting the workers")
     group = groups.WarmGroup.start(spec, float(idle_s), api._ray_train_env())
     groups.set_current(group)
