@@ -236,3 +236,21 @@ def test_what_was_left_in_words() -> None:
     assert left_text(None) == left_text({"cuda": 0, "threads": []}) == ""
     text = left_text({"cuda": 2**30, "cuda_by": ["1 GiB by variable `model`"], "files": ["/a"]})
     assert "1.0 GiB of GPU memory: 1 GiB by variable `model`" in text and "1 open file (/a)" in text
+
+
+def test_the_first_ranks_failure_is_the_runs(made: Any) -> None:
+    from raynb.telemetry.events import Batch
+
+    job, _, _ = made()
+    for rank, kind, at in ((1, "ValueError", 1.0), (0, "RuntimeError", 2.0)):
+        failure = {"type": kind, "message": "m", "cell": None, "traceback": kind, "at": at}
+        job.ingest(Batch(rank=rank, attempt=0, seq=1, failure=failure))
+        job.ended(0, rank, failed(kind))
+    outcome = job.outcome(10)
+    assert outcome is not None and outcome.failure is not None
+    assert (outcome.failure["rank"], outcome.failure["type"], outcome.secondary) == (
+        1,
+        "ValueError",
+        1,
+    )
+    assert _record(job)["error"]["rank"] == 1

@@ -278,7 +278,8 @@ def _children() -> list[psutil.Process]:
 
 def _open_files() -> set[str]:
     with contextlib.suppress(psutil.Error, OSError):
-        return {f.path for f in psutil.Process().open_files()}
+        found = {f.path for f in psutil.Process().open_files()}
+        return {path for path in found if not path.startswith(("/proc/", "/sys/", "/dev/"))}
     return set()
 
 

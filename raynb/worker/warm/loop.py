@@ -253,6 +253,7 @@ class _Work:
         self.end = End()
         self._rank = rank
         self._peers = peers
+        self._interrupted = False
         self._background: BaseException | None = None
 
     def run(self) -> None:
@@ -281,10 +282,12 @@ class _Work:
             with self.interrupts.open():
                 self._user_code(runtime)
         except BaseException:
+            # Of now: a rank that fails because of this one may have the others interrupted soon.
+            self._interrupted = self.interrupts.asked
+            if not self._interrupted:
+                self.order.link.supervisor.failed.remote(self.order.attempt, self._rank)
             # At once: ranks that wait for this one in a collective get an error.
             self._peers.abort()
-            if not self.interrupts.asked:
-                self.order.link.supervisor.failed.remote(self.order.attempt, self._rank)
             raise
 
     def _user_code(self, runtime: Runtime) -> None:
@@ -310,7 +313,7 @@ class _Work:
     def _failed(self, error: BaseException) -> None:
         from raynb._ray.jobs import worker_error
 
-        if self.interrupts.asked and self._background is None:
+        if self._interrupted and self._background is None:
             self.end = End("interrupted", text=f"{type(error).__name__}: {error}")
             return
         error = self._background or error
