@@ -188,6 +188,8 @@ class Reports:
         self.release()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(5)
+        if not self._thread.is_alive():
+            self._loop.close()
 
 
 async def _made(cls: Any, *args: Any) -> Any:

@@ -89,7 +89,7 @@ class GroupSupervisor(RunSupervisor):
             )
             self._job = self._jobs[number] = job
             while len(self._jobs) > KEPT_JOBS:
-                self._jobs.popitem(last=False)
+                self._jobs.popitem(last=False)[1].shutdown()  # whoever watched it is gone
             self._begin()
         return number
 
