@@ -103,7 +103,7 @@ class Job:
         self._world: list[int] = []
         self._running = False
         self._ending = ""  # why the attempt is being ended
-        self._stopping = self._concluded = False
+        self._stopping = self._concluded = self._closed = False
         self._outcome: Outcome | None = None
         self.collector.set_state("starting_workers", "on the warm workers")
 
@@ -241,8 +241,10 @@ class Job:
         return self.collector.log_file(rank, max_bytes)
 
     def shutdown(self) -> None:
-        """Nobody watches it any more."""
-        self.collector.close()
+        """Nobody watches it any more; a second time it writes nothing."""
+        if not self._closed:
+            self._closed = True
+            self.collector.close()
 
     def release(self, watcher: str = "") -> None:
         """A watcher has its outcome."""
