@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import time
@@ -437,14 +438,6 @@ def _ray_train_env() -> dict[str, str]:
 
 
 def _summary(spec: RunSpec, capture: Capture | None) -> dict[str, Any]:
-    import importlib.metadata
-
-    def version(package: str) -> str:
-        try:
-            return importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            return "n/a"
-
     return {
         "submitted": time.time(),
         "options": spec.summary(),
@@ -454,9 +447,19 @@ def _summary(spec: RunSpec, capture: Capture | None) -> dict[str, Any]:
         "versions": {
             "python": sys.version.split()[0],
             "raynb": __version__,
-            **{p: version(p) for p in ("ray", "torch")},
+            **{p: _version(p) for p in ("ray", "torch")},
         },
     }
+
+
+@functools.cache
+def _version(package: str) -> str:
+    import importlib.metadata
+
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "n/a"
 
 
 def _check_function(fn: Any) -> None:

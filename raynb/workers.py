@@ -209,7 +209,7 @@ def start_job(
         Or why it can't be theirs.
     """
     from raynb import api
-    from raynb.engine.run import find_backend
+    from raynb.engine.run import find_supervisor
     from raynb.engine.warm import group as groups
     from raynb.panel.views import close_view, open_view
 
@@ -218,7 +218,7 @@ def start_job(
         return why
     import ray
 
-    if find_backend(spec.name) is not None:
+    if find_supervisor(spec.name) is not None:
         raise OptionError(
             f"a run called {spec.name!r} is going on already",
             hint="choose another --name, or stop that run first",

@@ -127,14 +127,22 @@ def history_dir(run_path: str) -> tuple[Any, str]:
 
 def find_backend(name: str) -> RemoteBackend | None:
     """The supervisor of the live run called ``name`` on the connected cluster, or None."""
+    found = find_supervisor(name)
+    if found is None:
+        from raynb.engine.warm.backend import find_job
+
+        return find_job(name)
+    return found
+
+
+def find_supervisor(name: str) -> RemoteBackend | None:
+    """The same, of a run with workers of its own."""
     import ray
 
     try:
         return RemoteBackend(ray.get_actor(supervisor_name(name), namespace=NAMESPACE))
     except ValueError:
-        from raynb.engine.warm.backend import find_job
-
-        return find_job(name)
+        return None
 
 
 class LocalBackend:

@@ -71,22 +71,6 @@ class TrainerMaker:
         torch_config = TorchConfig(backend=spec.backend)
         if spec.timeout_s is not None:
             torch_config.timeout_s = spec.timeout_s
-        checkpoints: dict[str, Any] = {"num_to_keep": spec.num_to_keep}
-        if spec.best is not None:
-            metric, mode = spec.best
-            checkpoints |= {"checkpoint_score_attribute": metric, "checkpoint_score_order": mode}
-        run_config: dict[str, Any] = {
-            "name": spec.name,
-            "storage_path": spec.storage_path,
-            "failure_config": ray.train.FailureConfig(max_failures=spec.max_failures),
-            "checkpoint_config": ray.train.CheckpointConfig(**checkpoints),
-        }
-        filesystem, root = filesystem_of(spec.storage_path)
-        if isinstance(filesystem, pafs.PyFileSystem):
-            # fsspec's: from the URI alone Ray could not make it.
-            run_config |= {"storage_path": root, "storage_filesystem": filesystem}
-        if spec.env:
-            run_config["worker_runtime_env"] = {"env_vars": dict(spec.env)}
         scaling: dict[str, Any] = {
             "num_workers": spec.num_workers,
             "use_gpu": bool(spec.use_gpu),
@@ -101,9 +85,32 @@ class TrainerMaker:
             train_loop_config=dict(spec.config or {}),
             torch_config=torch_config,
             scaling_config=ray.train.ScalingConfig(**scaling),
-            run_config=ray.train.RunConfig(**run_config),
+            run_config=run_config_of(spec),
             datasets=spec.datasets or None,
         )
+
+
+def run_config_of(spec: RunSpec) -> Any:
+    """Ray Train's RunConfig of a spec: where a run is stored, and what is kept of it."""
+    import ray.train
+
+    checkpoints: dict[str, Any] = {"num_to_keep": spec.num_to_keep}
+    if spec.best is not None:
+        metric, mode = spec.best
+        checkpoints |= {"checkpoint_score_attribute": metric, "checkpoint_score_order": mode}
+    run_config: dict[str, Any] = {
+        "name": spec.name,
+        "storage_path": spec.storage_path,
+        "failure_config": ray.train.FailureConfig(max_failures=spec.max_failures),
+        "checkpoint_config": ray.train.CheckpointConfig(**checkpoints),
+    }
+    filesystem, root = filesystem_of(spec.storage_path)
+    if isinstance(filesystem, pafs.PyFileSystem):
+        # fsspec's: from the URI alone Ray could not make it.
+        run_config |= {"storage_path": root, "storage_filesystem": filesystem}
+    if spec.env:
+        run_config["worker_runtime_env"] = {"env_vars": dict(spec.env)}
+    return ray.train.RunConfig(**run_config)
 
 
 @dataclass

@@ -16,7 +16,7 @@ from raynb._ray.jobs import Meeting, Reports, group_error
 from raynb.engine.collector import Collector, RunFacts
 from raynb.engine.spec import RunSpec
 from raynb.engine.supervisor import Outcome, shown_error
-from raynb.engine.trainer import TrainerMaker
+from raynb.engine.trainer import run_config_of
 from raynb.worker.program import CellProgram
 from raynb.worker.runtime import Link
 from raynb.worker.warm.loop import End, JobOrder
@@ -88,8 +88,7 @@ class Job:
         plan.link.supervisor = port
         self._order = order
         self._give_up = give_up
-        # What Ray makes of these options is the trainer's to say.
-        self._run_config = TrainerMaker(plan.spec, _nothing, None, plan.link).plain().run_config
+        self._run_config = run_config_of(plan.spec)
         self._reports = Reports(self._run_config, plan.spec.datasets)
         self._again = plan.spec.max_failures
         # In lists, because Ray would resolve bare references. Once a node, not once a rank.
@@ -343,10 +342,6 @@ class Job:
             Outcome("failed", None, error, failure, secondary),
             shown_error(failure, error),
         )
-
-
-def _nothing() -> None:
-    """A train function that is never run."""
 
 
 def _error(end: End) -> BaseException:
