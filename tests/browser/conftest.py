@@ -78,7 +78,9 @@ def shot() -> Callable[..., None]:
         if not SHOTS:
             return
         Path(SHOTS).mkdir(parents=True, exist_ok=True)
-        found = notebook.output(".jp-RenderedHTMLCommon > div").filter(has_text=record)
+        found = notebook.page.locator(
+            ".jp-OutputArea-output.jp-RenderedHTMLCommon > div", has_text=record
+        )
         area = (found if record else notebook.panel).first
         area.scroll_into_view_if_needed()
         area.screenshot(path=str(Path(SHOTS, f"{name}.png")))

@@ -106,6 +106,9 @@ def test_a_search_of_20_trials_with_asha(
     wait(lambda: painted(notebook, (0xD5, 0x5E, 0x00)) > 20, "the best trial has no curve")
     wait(lambda: panel.locator(".rn-best-row .rn-best-star").count() == 1, "no mark")
     wait(lambda: any("pruned by" in row["reason"] for row in rows(notebook)), "nothing is pruned")
+    # Far enough for a picture that tells something, with as much to come.
+    share = panel.locator(".rn-glance-total")
+    wait(lambda: int(share.inner_text().split()[0]) >= TRIALS // 2, "too few trials end")
     assert notebook.wide() == []
     shot(notebook, "search-running")
 
@@ -175,7 +178,7 @@ def test_one_trial_and_then_all_are_stopped(
     wait(lambda: len(in_state("running")) == 2, "the search ended")
 
     title = panel.locator(".rn-title")
-    title.get_by_text("Stop all").click()
+    title.locator(".rn-stop").click()
     title.locator(".rn-ask-yes").click()
     notebook.wait_text("Stopped")
     notebook.wait_idle()

@@ -34,7 +34,7 @@ def wait(condition: Callable[[], bool], seconds: float = 90) -> None:
 
 DIGITS = textwrap.dedent(
     """
-    import os, tempfile, torch, ray.train
+    import torch
     from torch.utils.data import DataLoader
     from raynb.demo import Digits
 
@@ -52,12 +52,7 @@ DIGITS = textwrap.dedent(
         with torch.no_grad():
             right = sum((model(x).argmax(1) == y).sum().item() for x, y in held_out)
         print("epoch", epoch, "with", config["lr"])
-        with tempfile.TemporaryDirectory() as directory:
-            torch.save(model.state_dict(), os.path.join(directory, "model.pt"))
-            ray.train.report(
-                {"val_accuracy": right / len(held_out.dataset)},
-                checkpoint=ray.train.Checkpoint.from_directory(directory),
-            )
+        raynb.checkpoint(model, metrics={"val_accuracy": right / len(held_out.dataset)})
     """
 )
 
@@ -106,7 +101,7 @@ def test_a_search_on_digits(notebook: Any, nothing_left: Callable[..., None]) ->
     again = raynb.open(result.uri)
     assert isinstance(again, raynb.TuneResult)
     assert again.rows == result.rows and again.results.equals(result.results)
-    assert again.best.load().keys() == model.state_dict().keys()
+    assert again.best.load()["model"].keys() == model.state_dict().keys()
     assert list(raynb.runs(notebook.directory / "storage")) == ["digits"]
     nothing_left([row["pid"] for row in result.rows])
 
@@ -275,17 +270,13 @@ def test_worker_groups_as_trials(notebook: Any, nothing_left: Callable[..., None
 
 def test_stop_one_stop_all_and_resume(tmp_path: Path, nothing_left: Callable[..., None]) -> None:
     def steady(config: dict[str, Any]) -> None:
-        start = 0
-        checkpoint = tune.get_checkpoint()
-        if checkpoint is not None:
-            start = int(Path(checkpoint.path, "step").read_text()) + 1
+        import torch
+
+        model = torch.nn.Linear(1, 1)
+        before = raynb.resume(model)
+        start = 0 if before is None else before.epoch + 1
         for step in range(start, 100 if config["a"] < 2 else 3):
-            with tempfile.TemporaryDirectory() as directory:
-                Path(directory, "step").write_text(str(step))
-                tune.report(
-                    {"score": step + config["a"]},
-                    checkpoint=tune.Checkpoint.from_directory(directory),
-                )
+            raynb.checkpoint(model, epoch=step, metrics={"score": step + config["a"]})
             time.sleep(0.3)
 
     def reached(search: Any, trial: int, steps: int) -> bool:

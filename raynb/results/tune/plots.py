@@ -129,7 +129,8 @@ def _parallel(ax: Axes, result: TuneResult, metric: str) -> None:
         for y, text in ticks:
             ax.annotate(
                 _short(text), (x, y), xytext=(3, 2), textcoords="offset points", fontsize=7,
-                color=MUTED, parse_math=False,
+                color=MUTED, parse_math=False, zorder=6,
+                bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.6},
             )  # fmt: skip
 
 
