@@ -76,7 +76,7 @@ class GroupSupervisor(RunSupervisor):
             if self._phase() not in ("idle", "busy"):
                 return f"the warm workers are {self._phase()}"
             if self._job is not None and not self._job.done.is_set():
-                return f"the warm workers are busy with run {self._job.facts.name!r}"
+                return f"the warm workers are busy with run {self._job.name!r}"
             self._done += 1
             number = self._done
             job = Job(
@@ -111,7 +111,7 @@ class GroupSupervisor(RunSupervisor):
     def find_job(self, name: str) -> int | None:
         """The number of the job that goes on under this run's name."""
         job = self._job
-        if job is not None and job.facts.name == name and not job.done.is_set():
+        if job is not None and job.name == name and not job.done.is_set():
             return job.number
         return None
 
@@ -148,7 +148,7 @@ class GroupSupervisor(RunSupervisor):
             self._changed.wait_for(lambda: self._phase() != "idle" or self._all_ready(), 10)
             phase = self._phase()
             if phase == "busy" and self._job is not None and not self._job.done.is_set():
-                return f"the warm workers are busy with run {self._job.facts.name!r}"
+                return f"the warm workers are busy with run {self._job.name!r}"
             if phase != "idle":
                 return f"the warm workers are {phase}"
             beyond = [r for r in order.ranks if not 0 <= r < self._world_size]
@@ -348,7 +348,7 @@ class GroupSupervisor(RunSupervisor):
     def _going_on(self) -> str | None:
         """The run, or the cell, that goes on."""
         if self._job is not None and not self._job.done.is_set():
-            return self._job.facts.name
+            return self._job.name
         if self._cell is not None and not self._cell.done:
             return self._cell.order.program.label
         return None

@@ -80,7 +80,8 @@ class Job:
         give_up: Callable[[list[int]], None],
     ) -> None:
         self.number = number
-        self.facts = facts
+        self.name = facts.name
+        self._facts = facts
         self.collector = Collector(facts)
         self.done = threading.Event()
         self.attempt = -1
@@ -204,6 +205,13 @@ class Job:
             self.failed(attempt, rank)
 
     # -- kernels ---------------------------------------------------------------------------------
+
+    def facts(self) -> tuple[str, RunFacts]:
+        """What it is, and what was known when it started."""
+        return "run", self._facts
+
+    def state(self) -> str:
+        return self.collector.state
 
     def poll(
         self, watcher: str, timeout: float, pinned: Iterable[Any] = ()
