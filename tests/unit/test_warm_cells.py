@@ -19,6 +19,14 @@ from raynb.worker.warm.interrupts import Interrupts
 from raynb.worker.warm.spmd import CellEnd, CellOrder, Namespace, about, bundle_of, completions
 
 
+@pytest.fixture(autouse=True)
+def no_figures() -> None:
+    """Other tests' figures are no cell's."""
+    import matplotlib.pyplot as plt
+
+    plt.close("all")
+
+
 def run(names: Namespace, source: str, **more: Any) -> CellEnd:
     order = CellOrder(1, CellProgram(source, "<cell>", "Cell In[1]", "cell", ""), (0,), **more)
     names.names.setdefault("rank", 0)
