@@ -80,6 +80,11 @@ class WorkersMagics(Magics):
     def raynb(self, line: str) -> None:
         """Warm workers: ``%raynb workers up -n 2`` starts workers that stay between cells."""
         __tracebackhide__ = True
+        self.run(line)
+
+    def run(self, line: str) -> None:
+        """Do what ``%raynb`` is asked for: ``workers …`` or ``auto on|off``."""
+        __tracebackhide__ = True
         words = line.split(None, 2)
         if not words or words[0] in ("-h", "--help", "help"):
             print(HELP_TEXT)
