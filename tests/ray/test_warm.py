@@ -428,6 +428,25 @@ def test_auto_mode_and_completion(notebook: Any, capsys: pytest.CaptureFixture[s
     assert "remote_only" in str(notebook.error("remote_only"))
 
 
+@pytest.mark.usefixtures("warm")
+def test_restart_by_force_ends_the_run_and_frees_the_workers(notebook: Any) -> None:
+    ready()
+    before = pids()
+    notebook.run("%%distributed_train --warm --background -o run\nimport time; time.sleep(1e6)")
+    run = notebook["run"]
+    end = time.monotonic() + 30
+    while run.state != "training" and time.monotonic() < end:
+        time.sleep(0.05)
+    notebook.run("%raynb workers restart --force")
+    with pytest.raises(TrainingError):
+        run.wait(20)
+    assert run.result.state == "failed"
+    ready()
+    assert set(before).isdisjoint(pids())
+    notebook.run("%%distributed_train --warm\nreturn 7")
+    assert notebook["result"].return_value == 7
+
+
 def test_signals_stay_the_notebooks() -> None:
     """Nothing here has taken the kernel's own."""
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

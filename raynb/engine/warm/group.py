@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import time
 import uuid
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ SCALING = (
     "env",
 )
 _TIMEOUT_S = 1800
+#: Seconds in which the watchers of a run that ended with the group get its outcome.
+LINGER_S = 2.0
 
 _current: WarmGroup | None = None
 
@@ -134,13 +137,17 @@ class WarmGroup:
 
     def down(self, timeout: float = 20.0) -> None:
         """End the group and wait until its processes are gone."""
+        busy = False
         global _current
         if _current is self:
             _current = None
         try:
+            busy = self.status()["job"] is not None
             self._ray.get(self.actor.stop.remote(), timeout=30)
             self._ray.get(self.actor.outcome.remote(timeout), timeout=timeout + 10)
         finally:
+            if busy:
+                time.sleep(LINGER_S)
             # Its controller and workers are its own, so Ray ends with it what is left.
             with contextlib.suppress(Exception):
                 self._ray.kill(self.actor)
