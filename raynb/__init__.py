@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from raynb._version import __version__
 
 if TYPE_CHECKING:
+    from raynb import workers
     from raynb.api import fit, train
     from raynb.api_attach import attach
     from raynb.api_tune import tune
@@ -54,6 +55,9 @@ _HOMES = {
     "unload_ipython_extension": "raynb.magics.loading",
 }
 
+#: Public modules, imported when they are asked for.
+_MODULES = {"workers": "raynb.workers"}
+
 __all__ = [
     "CheckpointError",
     "RaynbError",
@@ -77,14 +81,17 @@ __all__ = [
     "train",
     "tune",
     "unload_ipython_extension",
+    "workers",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _HOMES and name not in _MODULES:
         raise AttributeError(f"module 'raynb' has no attribute {name!r}")
     import importlib
 
+    if name in _MODULES:
+        return importlib.import_module(_MODULES[name])
     value = getattr(importlib.import_module(_HOMES[name]), name)
     globals()[name] = value
     return value

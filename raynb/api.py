@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import time
@@ -25,6 +26,8 @@ from raynb.worker.program import CellProgram, load_values, run_program
 from raynb.worker.runtime import Link
 
 MakeTrainer = Callable[[Link], Callable[[], Any]]
+#: The module that a kernel with warm workers has imported; without them it is not needed.
+_WARM = "raynb.engine.warm.group"
 
 
 def train(
@@ -46,6 +49,7 @@ def train(
     backend: str | None = None,
     timeout_s: int | None = None,
     env: dict[str, str] | None = None,
+    warm: bool | None = None,
     block: bool = True,
     show: bool = True,
     echo: bool = False,
@@ -80,6 +84,9 @@ def train(
         As in ``ray.train.torch.TorchConfig``.
     env : dict of str to str, optional
         Environment variables of the workers.
+    warm : bool, optional
+        True: on the warm workers of :mod:`raynb.workers` or not at all; False: on workers of its
+        own. By default on the warm ones where they are up and have what is asked for.
     block : bool
         False returns the :class:`~raynb.engine.run.Run` at once.
     show : bool
@@ -116,6 +123,7 @@ def train(
         backend=backend,
         timeout_s=timeout_s,
         env=dict(env or {}),
+        warm=warm,
     ).check()
     if not spec.local:
         _check_ships(train_func)
@@ -257,7 +265,21 @@ def _start_spec(
         )
 
     key = function_key(fn, program.source if program is not None else None)
-    return _start(spec, make, _summary(spec, capture), key, block=block, show=show, echo=echo)
+    summary = _summary(spec, capture)
+    if not spec.local and (spec.warm or (spec.warm is None and _WARM in sys.modules)):
+        from raynb import workers
+
+        found = workers.start_job(
+            spec,
+            lambda: _new_run(spec, summary, key, block=block),
+            capture or fn,
+            show=show,
+            echo=echo,
+        )
+        if not isinstance(found, str):
+            return found
+        summary["workers_note"] = found
+    return _start(spec, make, summary, key, block=block, show=show, echo=echo)
 
 
 def _start(
@@ -272,13 +294,10 @@ def _start(
 ) -> Any:
     """Start a run: preflight, Ray, supervisor, trainer."""
     from raynb._ray import cluster
-    from raynb.engine.run import RemoteBackend, Run
-    from raynb.results.run_result import RunResult
+    from raynb.engine.run import RemoteBackend
 
-    summary["previous"] = previous(function)
-    facts = RunFacts(spec.name, spec.run_path, spec.best, spec.bundle, summary)
-    run = Run(facts, RunResult.of, blocking=block)
-    run.when_done(lambda: remember(function, run.result.record))
+    run = _new_run(spec, summary, function, block=block)
+    facts = run.facts
     if spec.local:
         return _start_local(run, spec, make, show=show, echo=echo)
     found = cluster.connect()
@@ -310,6 +329,17 @@ def _start(
     return run
 
 
+def _new_run(spec: RunSpec, summary: dict[str, Any], function: str, *, block: bool) -> Any:
+    from raynb.engine.run import Run
+    from raynb.results.run_result import RunResult
+
+    summary["previous"] = previous(function)
+    facts = RunFacts(spec.name, spec.run_path, spec.best, spec.bundle, summary)
+    run = Run(facts, RunResult.of, blocking=block)
+    run.when_done(lambda: remember(function, run.result.record))
+    return run
+
+
 def _start_local(run: Any, spec: RunSpec, make: MakeTrainer, *, show: bool, echo: bool) -> Any:
     from raynb.engine.local import LocalCollector, fit_here
     from raynb.engine.run import LocalBackend
@@ -325,7 +355,7 @@ def _start_local(run: Any, spec: RunSpec, make: MakeTrainer, *, show: bool, echo
     return run
 
 
-def _check_cluster(spec: RunSpec) -> str:
+def _check_cluster(spec: RunSpec, *, stores: bool = True) -> str:
     """Compare the request with the cluster; returns why it has to wait, if it has."""
     import ray
 
@@ -334,7 +364,7 @@ def _check_cluster(spec: RunSpec) -> str:
     nodes = [n["Resources"] for n in ray.nodes() if n["Alive"]]
     limits = cluster.autoscaling_limits()
     spec.use_gpu = choose_gpu(spec, limits or ray.cluster_resources())
-    if len(nodes) > 1:
+    if stores and len(nodes) > 1:
         _check_shared_storage(spec)
     check_accelerator(spec, nodes, limits)
     return check_resources(spec, nodes, ray.available_resources(), limits)
@@ -409,14 +439,6 @@ def _ray_train_env() -> dict[str, str]:
 
 
 def _summary(spec: RunSpec, capture: Capture | None) -> dict[str, Any]:
-    import importlib.metadata
-
-    def version(package: str) -> str:
-        try:
-            return importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            return "n/a"
-
     return {
         "submitted": time.time(),
         "options": spec.summary(),
@@ -426,9 +448,19 @@ def _summary(spec: RunSpec, capture: Capture | None) -> dict[str, Any]:
         "versions": {
             "python": sys.version.split()[0],
             "raynb": __version__,
-            **{p: version(p) for p in ("ray", "torch")},
+            **{p: _version(p) for p in ("ray", "torch")},
         },
     }
+
+
+@functools.cache
+def _version(package: str) -> str:
+    import importlib.metadata
+
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "n/a"
 
 
 def _check_function(fn: Any) -> None:

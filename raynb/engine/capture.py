@@ -196,6 +196,54 @@ def capture_cell(
     return Capture(program, cargo.table, cloudpickle.dumps(cargo.small), cargo.large)
 
 
+def pack(names: Sequence[str], namespace: Mapping[str, Any]) -> tuple[bytes, int]:
+    """Pickle variables of the notebook by name.
+
+    Parameters
+    ----------
+    names : sequence of str
+    namespace : Mapping
+        The notebook's names.
+
+    Returns
+    -------
+    bytes
+    int
+        How many bytes the values have.
+
+    Raises
+    ------
+    CaptureError
+        For names that aren't defined and values that can't be sent: one error for all of a kind.
+    """
+    missing = [name for name in names if name not in namespace]
+    if missing:
+        raise CaptureError(
+            f"there is no variable `{missing[0]}` in the notebook"
+            + _suggestion(missing[0], list(namespace)),
+            hint="run the cell that defines it, or correct the name",
+        )
+    cargo = _Cargo(limit=2**62, notebook_dir=None)
+    for name in names:
+        cargo.add(name, namespace[name], 1, required=True)
+    cargo.check()
+    payload = cloudpickle.dumps({name: namespace[name] for name in names})
+    return payload, len(payload)
+
+
+def check_cell(text: str, filename: str) -> None:
+    """Check that a cell is Python that a worker can run.
+
+    Raises
+    ------
+    CaptureError
+        For IPython syntax.
+    SyntaxError
+        With the cell's file name and line.
+    """
+    _compile(text, filename)
+
+
 def format_table(table: Sequence[Captured]) -> str:
     """Write what was captured as columns of plain text.
 

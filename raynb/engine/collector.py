@@ -73,6 +73,8 @@ class Collector:
         self._closed = threading.Event()
         self._record_lock = threading.Lock()
         self.write_record()
+        if note := facts.summary.get("workers_note"):
+            self.event(str(note))
         self._thread = threading.Thread(target=self._tick, name="raynb-collector", daemon=True)
         self._thread.start()
 
@@ -86,6 +88,15 @@ class Collector:
     @property
     def state(self) -> str:
         return str(self._digest.run["state"])
+
+    @property
+    def message(self) -> str:
+        return str(self._digest.run["message"])
+
+    @property
+    def attempt(self) -> int:
+        """The number of the attempt that goes on, or was the last."""
+        return self._attempt
 
     def set_state(self, state: str, message: str = "", **more: Any) -> None:
         """Change the run's state; a terminal one stays."""

@@ -183,6 +183,16 @@ def live_runs() -> list[str]:
 
 def find_backend(name: str) -> RemoteBackend | None:
     """The supervisor of the live run called ``name`` on the connected cluster, or None."""
+    found = find_supervisor(name)
+    if found is None:
+        from raynb.engine.warm.backend import find_job
+
+        return find_job(name)
+    return found
+
+
+def find_supervisor(name: str) -> RemoteBackend | None:
+    """The same, of a run with workers of its own."""
     import ray
 
     try:

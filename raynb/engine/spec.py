@@ -65,6 +65,8 @@ class RunSpec:
         Seconds a collective may take before it fails; None is Ray's default of 1,800.
     env : dict of str to str
         Environment variables of the workers.
+    warm : bool or None
+        Whether it has to run on the warm workers, or may not; None: where they are up and fit.
     """
 
     name: str = ""
@@ -83,6 +85,7 @@ class RunSpec:
     backend: str | None = None
     timeout_s: int | None = None
     env: dict[str, str] = field(default_factory=dict)
+    warm: bool | None = None
 
     #: What names that are made from the time start with.
     name_prefix = "train"

@@ -141,6 +141,9 @@ class RunSupervisor:
     @ray.method(concurrency_group="control")
     def stop(self) -> None:
         """Begin to stop; returns at once, the state tells when it is done."""
+        self._stop()
+
+    def _stop(self) -> None:
         if self._stopping.is_set() or self._ended.is_set():
             return
         self._stopping.set()
@@ -201,6 +204,9 @@ class RunSupervisor:
 
     @ray.method(concurrency_group="control")
     def controller_event(self, kind: str, payload: Mapping[str, Any]) -> None:
+        self._on_controller_event(kind, payload)
+
+    def _on_controller_event(self, kind: str, payload: Mapping[str, Any]) -> None:
         if kind == "placement_group":
             self._placement_group = payload["group"]
             return

@@ -71,22 +71,6 @@ class TrainerMaker:
         torch_config = TorchConfig(backend=spec.backend)
         if spec.timeout_s is not None:
             torch_config.timeout_s = spec.timeout_s
-        checkpoints: dict[str, Any] = {"num_to_keep": spec.num_to_keep}
-        if spec.best is not None:
-            metric, mode = spec.best
-            checkpoints |= {"checkpoint_score_attribute": metric, "checkpoint_score_order": mode}
-        run_config: dict[str, Any] = {
-            "name": spec.name,
-            "storage_path": spec.storage_path,
-            "failure_config": ray.train.FailureConfig(max_failures=spec.max_failures),
-            "checkpoint_config": ray.train.CheckpointConfig(**checkpoints),
-        }
-        filesystem, root = filesystem_of(spec.storage_path)
-        if isinstance(filesystem, pafs.PyFileSystem):
-            # fsspec's: from the URI alone Ray could not make it.
-            run_config |= {"storage_path": root, "storage_filesystem": filesystem}
-        if spec.env:
-            run_config["worker_runtime_env"] = {"env_vars": dict(spec.env)}
         scaling: dict[str, Any] = {
             "num_workers": spec.num_workers,
             "use_gpu": bool(spec.use_gpu),
@@ -101,9 +85,32 @@ class TrainerMaker:
             train_loop_config=dict(spec.config or {}),
             torch_config=torch_config,
             scaling_config=ray.train.ScalingConfig(**scaling),
-            run_config=ray.train.RunConfig(**run_config),
+            run_config=run_config_of(spec),
             datasets=spec.datasets or None,
         )
+
+
+def run_config_of(spec: RunSpec) -> Any:
+    """Ray Train's RunConfig of a spec: where a run is stored, and what is kept of it."""
+    import ray.train
+
+    checkpoints: dict[str, Any] = {"num_to_keep": spec.num_to_keep}
+    if spec.best is not None:
+        metric, mode = spec.best
+        checkpoints |= {"checkpoint_score_attribute": metric, "checkpoint_score_order": mode}
+    run_config: dict[str, Any] = {
+        "name": spec.name,
+        "storage_path": spec.storage_path,
+        "failure_config": ray.train.FailureConfig(max_failures=spec.max_failures),
+        "checkpoint_config": ray.train.CheckpointConfig(**checkpoints),
+    }
+    filesystem, root = filesystem_of(spec.storage_path)
+    if isinstance(filesystem, pafs.PyFileSystem):
+        # fsspec's: from the URI alone Ray could not make it.
+        run_config |= {"storage_path": root, "storage_filesystem": filesystem}
+    if spec.env:
+        run_config["worker_runtime_env"] = {"env_vars": dict(spec.env)}
+    return ray.train.RunConfig(**run_config)
 
 
 @dataclass
@@ -126,16 +133,21 @@ def watched(trainer: Any, link: Link, program: CellProgram | None) -> Any:
     )
     # Ray hands a config only to a function that takes one; the entry always takes it.
     trainer.train_loop_config = trainer.train_loop_config or {}
-    if not link.local:
-        from raynb._ray.cluster import faster_imports
-        from raynb._ray.controller import SupervisorCallback
+    return trainer if link.local else told(trainer, link.supervisor)
 
-        run_config = copy.copy(trainer.run_config)
-        callbacks: Sequence[Any] = run_config.callbacks or []
-        run_config.callbacks = [*callbacks, SupervisorCallback(link.supervisor)]
-        # Ray's workers get an environment of their own in any case; this one starts them faster.
-        env = dict(run_config.worker_runtime_env or {})
-        env["env_vars"] = {**faster_imports(), **env.get("env_vars", {})}
-        run_config.worker_runtime_env = env
-        trainer.run_config = run_config
+
+def told(trainer: Any, supervisor: Any) -> Any:
+    """A copy of ``trainer`` whose controller tells the supervisor what it does."""
+    from raynb._ray.cluster import faster_imports
+    from raynb._ray.controller import SupervisorCallback
+
+    trainer = copy.copy(trainer)
+    run_config = copy.copy(trainer.run_config)
+    callbacks: Sequence[Any] = run_config.callbacks or []
+    run_config.callbacks = [*callbacks, SupervisorCallback(supervisor)]
+    # Ray's workers get an environment of their own in any case; this one starts them faster.
+    env = dict(run_config.worker_runtime_env or {})
+    env["env_vars"] = {**faster_imports(), **env.get("env_vars", {})}
+    run_config.worker_runtime_env = env
+    trainer.run_config = run_config
     return trainer

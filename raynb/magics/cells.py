@@ -68,6 +68,15 @@ def locate(shell: Any, magic_name: str, line: str, body: str) -> MagicCell:
     return MagicCell(line, body, first_line, filename, f"Cell In[{count}]")
 
 
+def whole(shell: Any, body: str) -> MagicCell:
+    """The cell that runs now where all of it is the body, without a magic's line."""
+    body = body.replace("\r\n", "\n").rstrip("\n")
+    count = _number(shell)
+    return MagicCell(
+        "", body, 1, shell.compile.cache(body, count, raw_code=body), f"Cell In[{count}]"
+    )
+
+
 def labels(shell: Any) -> dict[str, str]:
     """The file names of the notebook's cells, with the labels that users see."""
     known = {}

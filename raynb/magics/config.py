@@ -50,6 +50,10 @@ class RayNB(Configurable):
         help="MiB above which a variable of the notebook travels through Ray's object store.",
     ).tag(config=True)
 
+    workers_idle_minutes = Float(
+        30.0, min=0.02, help="Minutes without a run after which warm workers end."
+    ).tag(config=True)
+
     @validate("num_workers")
     def _check_num_workers(self, proposal: dict[str, Any]) -> Any:
         value = proposal["value"]

@@ -10,8 +10,10 @@ from IPython.display import display
 
 from raynb import control
 from raynb.errors import OptionError
+from raynb.magics.config import RayNB
 from raynb.magics.help import overview
 from raynb.magics.options import OUT, identifier, split
+from raynb.magics.workers import WORDS, WorkersCommands
 
 NAME = "raynb"
 
@@ -38,19 +40,28 @@ class ControlMagics(Magics):
     ----------
     shell : IPython.core.interactiveshell.InteractiveShell
         The shell to run in.
+    defaults : RayNB
+        The configured defaults.
     """
 
-    def __init__(self, shell: Any) -> None:
+    def __init__(self, shell: Any, defaults: RayNB) -> None:
         super().__init__(shell)
+        self._workers = WorkersCommands(shell, defaults)
         self.parser = _Parser(
             prog=NAME, description="Runs that go on, and the cluster they run on."
         )
-        control.add_commands(self.parser.add_subparsers(dest="command", metavar="command"))
+        commands = self.parser.add_subparsers(dest="command", metavar="command")
+        for word, what in WORDS.items():  # for the overview; they have a parser of their own
+            commands.add_parser(word, help=what)
+        control.add_commands(commands)
 
     @line_magic
     def raynb(self, line: str) -> None:
-        """Watch, stop and list runs, and keep a cluster that outlives the kernel."""
+        """Watch, stop and list runs; keep workers warm, and a cluster that outlives the kernel."""
         __tracebackhide__ = True
+        if line.split(None, 1)[:1] and line.split(None, 1)[0] in WORDS:
+            self._workers.run(line)
+            return
         try:
             args = self.parser.parse_args(split(line))
         except _HelpShown:

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from raynb.magics import completion, control, train, tune
+from raynb.magics import completion, control, spmd, train, tune
 from raynb.magics.config import RayNB
 
-NAMES = (train.NAME, tune.NAME, control.NAME)
+NAMES = (train.NAME, tune.NAME, spmd.NAME, control.NAME)
+MAGICS: tuple[Any, ...] = (
+    train.TrainMagics,
+    tune.TuneMagics,
+    spmd.SpmdMagics,
+    control.ControlMagics,
+)
 
 
 def load_ipython_extension(ip: Any) -> None:
@@ -22,15 +28,16 @@ def load_ipython_extension(ip: Any) -> None:
         return
     defaults = RayNB(parent=ip)
     ip.configurables.append(defaults)
-    for magics in (train.TrainMagics, tune.TuneMagics):
+    for magics in MAGICS:
         ip.register_magics(magics(ip, defaults))
-    ip.register_magics(control.ControlMagics(ip))
-    ip.input_transformers_cleanup.append(lone_magic_line)
+    ip.input_transformers_cleanup.extend([lone_magic_line, spmd.auto])
     options = {
         train.NAME: train.TrainMagics.distributed_train.options,
         tune.NAME: tune.TuneMagics.distributed_tune.options,
+        spmd.NAME: spmd.SpmdMagics.distributed.options,
     }
     ip.Completer.custom_matchers.append(completion.make_matcher(ip, options))
+    ip.Completer.custom_matchers.append(spmd.make_matcher())
 
 
 def unload_ipython_extension(ip: Any) -> None:
@@ -45,15 +52,16 @@ def unload_ipython_extension(ip: Any) -> None:
     for kind in ("line", "cell"):
         for name in NAMES:
             ip.magics_manager.magics[kind].pop(name, None)
-    for magics in (train.TrainMagics, tune.TuneMagics, control.ControlMagics):
+    for magics in MAGICS:
         ip.magics_manager.registry.pop(magics.__name__, None)
+    spmd.auto.on = False
     ip.input_transformers_cleanup[:] = [
-        t for t in ip.input_transformers_cleanup if t is not lone_magic_line
+        t for t in ip.input_transformers_cleanup if t not in (lone_magic_line, spmd.auto)
     ]
     ip.Completer.custom_matchers[:] = [
         m
         for m in ip.Completer.custom_matchers
-        if getattr(m, "matcher_identifier", "") != completion.IDENTIFIER
+        if getattr(m, "matcher_identifier", "") not in (completion.IDENTIFIER, spmd.IDENTIFIER)
     ]
 
 

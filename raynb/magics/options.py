@@ -146,6 +146,8 @@ ENV = Option(
     repeat=True,
 )
 LOCAL = Option(("--local",), "run in the kernel, without workers; for debugging")
+FRESH = Option(("--fresh",), "on workers of its own, although warm ones are up")
+WARM = Option(("--warm",), "on the warm workers of %raynb workers up, or not at all")
 CONFIG = Option(
     ("-c", "--config"),
     "what the train function gets: a variable of the notebook, or a quoted literal",
@@ -217,7 +219,10 @@ HELP = Option(("-h", "--help"), "show this text")
 
 WORKERS = Group(
     "workers",
-    (NUM_WORKERS, GPU, RESOURCES, PLACEMENT, ACCELERATOR, BACKEND, TIMEOUT, ENV, LOCAL),
+    (
+        *(NUM_WORKERS, GPU, RESOURCES, PLACEMENT, ACCELERATOR, BACKEND, TIMEOUT, ENV),
+        *(LOCAL, FRESH, WARM),
+    ),
 )
 DATA = Group("data", (CONFIG, DATASET))
 STORING = Group("storage and failures", (NAME, STORAGE, MAX_FAILURES, NUM_TO_KEEP, BEST, RESUME))
@@ -427,6 +432,7 @@ def build_spec(args: argparse.Namespace, namespace: Mapping[str, Any], defaults:
         backend=_choice(BACKEND, args.backend) or defaults.backend,
         timeout_s=whole(TIMEOUT, args.timeout_s, 1, defaults.timeout_s),
         env=dict(pairs(ENV, args.env)),
+        warm=_warm(args),
     )
 
 
@@ -456,6 +462,13 @@ def identifier(option: Option, value: str) -> str:
             hint=f"for example {option.example}",
         )
     return value
+
+
+def _warm(args: argparse.Namespace) -> bool | None:
+    fresh, warm = getattr(args, "fresh", False), getattr(args, "warm", False)
+    if fresh and warm:
+        raise OptionError("--fresh and --warm contradict each other", hint="leave out one of them")
+    return True if warm else False if fresh else None
 
 
 def _num_workers(args: argparse.Namespace, defaults: RayNB) -> int | tuple[int, int]:

@@ -15,6 +15,7 @@ from raynb.errors import CaptureError, OptionError
 from raynb.magics import cells
 from raynb.magics.config import RayNB
 from raynb.magics.options import FUNC, OUT, TRAIN_GROUPS, build_spec, identifier, options, parse
+from raynb.magics.workers import take_scaling
 
 if TYPE_CHECKING:
     from raynb.engine.capture import Capture
@@ -113,7 +114,9 @@ class TrainMagics(Magics):
         )
 
     def _spec(self, args: argparse.Namespace) -> RunSpec:
-        return build_spec(args, self.shell.user_ns, self.defaults)
+        spec = build_spec(args, self.shell.user_ns, self.defaults)
+        take_scaling(spec, args)
+        return spec
 
     def _start(self, spec: Any, capture: Capture, *, background: bool, echo: bool) -> Any:
         from raynb import api

@@ -24,6 +24,7 @@ LAYERS = {
     "api": 6,
     "api_attach": 6,
     "api_tune": 6,
+    "workers": 6,
     "control": 7,
     "magics": 7,
     "doctor": 7,

@@ -340,12 +340,13 @@ def test_loading_twice_and_unloading_leave_nothing_behind(ip: InteractiveShell) 
     assert (len(ip.configurables), len(ip.Completer.custom_matchers)) == loaded
     assert len(ip.input_transformers_cleanup) == cleanups
     loading.unload_ipython_extension(ip)
-    assert (len(ip.configurables), len(ip.Completer.custom_matchers)) == tuple(
-        n - 1 for n in loaded
-    )
-    assert len(ip.input_transformers_cleanup) == cleanups - 1
-    assert ip.find_cell_magic("distributed_train") is None
-    assert ip.find_line_magic("distributed_train") is None
+    assert len(ip.configurables) == loaded[0] - 1
+    assert not [m for m in ip.Completer.custom_matchers if "raynb" in repr(m)]
+    assert len(ip.input_transformers_cleanup) == cleanups - 2
+    for name in ("distributed_train", "distributed"):
+        assert ip.find_cell_magic(name) is None
+        assert ip.find_line_magic(name) is None
+    assert ip.find_line_magic("raynb") is None
 
 
 def completions(ip: InteractiveShell, text: str) -> dict[str, str]:

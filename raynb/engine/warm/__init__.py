@@ -1,0 +1,1 @@
+"""Warm workers: a group that stays, and its jobs."""

@@ -1,0 +1,50 @@
+"""A job of a warm group as a run sees it, and the way to it by the run's name."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from raynb.engine.run import RemoteBackend
+from raynb.engine.supervisor import NAMESPACE
+from raynb.engine.warm.port import JobPort
+
+#: What the names of groups' supervisors begin with.
+GROUP = "group:"
+
+
+class JobBackend(RemoteBackend):
+    """A job of warm workers.
+
+    Parameters
+    ----------
+    group : ActorHandle
+        The group's supervisor.
+    number : int
+        The job's.
+    run_path : str or None
+        As of :class:`~raynb.engine.run.RemoteBackend`.
+    """
+
+    def __init__(self, group: Any, number: int, run_path: str | None = None) -> None:
+        super().__init__(JobPort(group, number), run_path)
+        self._group = group
+
+    def kill(self) -> None:
+        """End the group's processes, and with them the job: Ray Train starts new ones."""
+        with contextlib.suppress(Exception):
+            self._group.restart.remote()
+
+
+def find_job(name: str) -> JobBackend | None:
+    """The job that goes on under this run's name on any warm group of the cluster, or None."""
+    import ray
+
+    for found in ray.util.list_named_actors(all_namespaces=True):
+        if found["namespace"] == NAMESPACE and found["name"].startswith(GROUP):
+            with contextlib.suppress(Exception):
+                group = ray.get_actor(found["name"], namespace=NAMESPACE)
+                number = ray.get(group.find_job.remote(name), timeout=10)
+                if number is not None:
+                    return JobBackend(group, number)
+    return None
