@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from raynb.engine.warm.group import WarmGroup
     from raynb.engine.warm.job import Plan
 
+__all__ = ["down", "restart", "status", "up"]
+
 #: Seconds without a job after which warm workers end, unless told otherwise.
 IDLE_S = 1800.0
 

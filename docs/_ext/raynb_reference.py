@@ -36,7 +36,7 @@ def magics() -> dict[str, tuple[str, Any]]:
                     for name, method in cls.magics[kind].items():
                         magic = getattr(cls, method)
                         # One with commands has them in its instance.
-                        found[name] = (mark, magic if hasattr(magic, "parser") else cls(None))
+                        found[name] = (mark, magic if hasattr(magic, "parser") else cls(None, None))
     return found
 
 
@@ -101,6 +101,11 @@ def api_lines() -> Lines:
     errors = {n: v for n, v in classes.items() if issubclass(v, BaseException)}
     yield from _titled("Functions")
     for name in sorted(named.keys() - classes.keys()):
+        if inspect.ismodule(named[name]):
+            for member, value in vars(named[name]).items():
+                if inspect.isfunction(value) and member in vars(named[name]).get("__all__", ()):
+                    yield from (f".. autofunction:: raynb.{name}.{member}", "")
+            continue
         yield from (f".. autofunction:: raynb.{name}", "")
     yield from (".. data:: raynb.__version__", "", "   The version, a text.", "")
     yield from _titled("Classes")

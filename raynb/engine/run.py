@@ -167,9 +167,11 @@ def live_runs() -> list[str]:
         for actor in ray.util.list_named_actors(all_namespaces=True)
         if actor["namespace"] == NAMESPACE and actor["name"].startswith(start)
     )
-    found = [(name, backend) for name in names if (backend := find_backend(name)) is not None]
+    from raynb.engine.warm.backend import live_jobs
+
+    found = [(name, backend) for name in names if (backend := find_supervisor(name)) is not None]
     if not found:
-        return []
+        return live_jobs()
     asked = {backend.actor.state.remote(): name for name, backend in found}
     answered, silent = ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER_S)
     # One that does not answer is busy, and goes on as far as anybody knows.
@@ -178,7 +180,7 @@ def live_runs() -> list[str]:
         with contextlib.suppress(ray.exceptions.RayError):  # it has left just now
             if ray.get(ref) not in TERMINAL:
                 going.append(asked[ref])
-    return sorted(going)
+    return sorted(going + live_jobs())
 
 
 def find_backend(name: str) -> RemoteBackend | None:

@@ -65,7 +65,7 @@ def _commands(parser: argparse.ArgumentParser | None) -> Iterator[tuple[str, str
 def _functions() -> Iterator[tuple[str, str]]:
     for name in raynb.__all__:
         value = getattr(raynb, name)
-        if inspect.isfunction(value) and name not in _NOT_FOR_USERS:
+        if (inspect.isfunction(value) or inspect.ismodule(value)) and name not in _NOT_FOR_USERS:
             yield f"raynb.{name}", _first_line(value)
 
 

@@ -136,8 +136,9 @@ def magic_options() -> set[str]:
     from IPython.core.magic import Magics
 
     import raynb.magics
+    from raynb.magics.workers import FORCE, WorkersCommands
 
-    known: list[Option] = []
+    known: list[Option] = [*getattr(WorkersCommands._up, "options", ()), FORCE]
     for info in pkgutil.iter_modules(raynb.magics.__path__):
         for cls in vars(importlib.import_module(f"raynb.magics.{info.name}")).values():
             if isinstance(cls, type) and issubclass(cls, Magics):

@@ -200,7 +200,7 @@ def ip() -> Any:
         ("%raynb workers down", "no warm workers are up"),
         ("%raynb workers restart", "no warm workers are up"),
         ("%%distributed_train --warm\nx = 1", "none are up"),
-        ("%raynb wrkers", "no 'wrkers'"),
+        ("%raynb wrkers", "'wrkers'"),
         ("%raynb workers upp", "did you mean up?"),
         ("%raynb workers up -n 0", "a run needs a worker"),
         ("%raynb workers up -n 1:2", "fixed"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from raynb.engine.run import RemoteBackend
@@ -38,13 +39,25 @@ class JobBackend(RemoteBackend):
 
 def find_job(name: str) -> JobBackend | None:
     """The job that goes on under this run's name on any warm group of the cluster, or None."""
+    for group, running, number in _jobs():
+        if running == name:
+            return JobBackend(group, number)
+    return None
+
+
+def live_jobs() -> list[str]:
+    """Names of the runs that go on, on warm groups of the cluster."""
+    return [running for _, running, _ in _jobs()]
+
+
+def _jobs() -> Iterator[tuple[Any, str, int]]:
+    """Each group with a job, the job's run and number."""
     import ray
 
     for found in ray.util.list_named_actors(all_namespaces=True):
         if found["namespace"] == NAMESPACE and found["name"].startswith(GROUP):
             with contextlib.suppress(Exception):
                 group = ray.get_actor(found["name"], namespace=NAMESPACE)
-                number = ray.get(group.find_job.remote(name), timeout=10)
-                if number is not None:
-                    return JobBackend(group, number)
-    return None
+                job = ray.get(group.running.remote(), timeout=10)
+                if job is not None:
+                    yield group, *job

@@ -108,12 +108,10 @@ class GroupSupervisor(RunSupervisor):
         return self._status()
 
     @ray.method(concurrency_group="control")
-    def find_job(self, name: str) -> int | None:
-        """The number of the job that goes on under this run's name."""
+    def running(self) -> tuple[str, int] | None:
+        """Name and number of the run that goes on."""
         job = self._job
-        if job is not None and job.name == name and not job.done.is_set():
-            return job.number
-        return None
+        return None if job is None or job.done.is_set() else (job.name, job.number)
 
     @ray.method(concurrency_group="control")
     def restart(self) -> None:
