@@ -77,7 +77,6 @@ class NotebookView:
                 bundle = page_bundle(Page.of_mirror(self._run.mirror))
         self._replace(bundle)
         if self.widget is not None:
-            # A closed widget leaves no state in the notebook file; the record needs none.
             self.widget.close()
             self.widget = None
 

@@ -87,6 +87,12 @@ class LivePanel(anywidget.AnyWidget):
         self.on_msg(self._message)
         _let_clicks_in(self)
 
+    def close(self) -> None:
+        """Close it; where a notebook keeps closed widgets too, it gets none of the panel's code."""
+        with contextlib.suppress(Exception):
+            self._esm, self._css = "export default {}", ""
+        super().close()
+
     def push(self, update: Update) -> None:
         """Send an update to every open view."""
         self._push("delta", update)
