@@ -53,7 +53,7 @@ class Started:
         config = {"there": str(there), "steps": STEPS, **options.pop("config", {})}
         self.run = raynb.train(
             train_func, config=config, num_workers=2, storage_path=str(there / "runs"),
-            name="broken", block=False, show=False, **options,
+            name=there.name, block=False, show=False, **options,
         )  # fmt: skip
 
     def reaches(self, step: int, seconds: float = 90) -> list[int]:
@@ -157,10 +157,8 @@ def test_a_killed_controller_is_one_error(
     started = Started(tmp_path)
     pids = started.reaches(15)
     address = ray.get_runtime_context().gcs_address
-    [controller] = [
-        a for a in list_actors(address=address)
-        if a.class_name == "TrainController" and a.state == "ALIVE"
-    ]  # fmt: skip
+    alive = [("class_name", "=", "TrainController"), ("state", "=", "ALIVE")]
+    [controller] = list_actors(address=address, filters=alive)
     os.kill(controller.pid, signal.SIGKILL)
     result = started.ends()
     assert result.state == "failed"
@@ -173,7 +171,7 @@ def test_a_killed_controller_is_one_error(
 def test_storage_that_fails_for_a_while_loses_nothing(tmp_path: Path) -> None:
     started = Started(tmp_path, config={"steps": 200})
     started.reaches(20)
-    there = tmp_path / "runs" / "broken" / "raynb" / "history"
+    there = tmp_path / "runs" / tmp_path.name / "raynb" / "history"
     aside = there.with_name("aside")
     there.rename(aside)
     there.write_text("no directory")  # root may write anywhere, but not into a file
