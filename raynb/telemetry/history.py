@@ -237,8 +237,6 @@ class HistoryWriter:
             # Its parts are there all the same when a merge fails; the next flush tries again.
             with contextlib.suppress(Exception):
                 self._merge()
-            # Arrow's pool would keep what the largest part took, a hundred MB of many ranks.
-            pa.default_memory_pool().release_unused()
 
     def _put_aside(self, pending: list[Taken]) -> bool:
         """Move what waits for storage to a local file once memory holds too much of it."""
