@@ -1,5 +1,5 @@
 /** What the heads of a run and of a search have in common. */
-import { h } from "../dom";
+import { h, setText, setTitle, show } from "../dom";
 import { formatCount } from "../format";
 import { icon, type IconName } from "../icons";
 import type { Run, RunState } from "../wire";
@@ -27,8 +27,43 @@ export function isOver(state: RunState): boolean {
   return state === "finished" || state === "failed" || state === "stopped";
 }
 
+/** The first line: name, state and message, what stopping has to say, and the Stop button. */
+export class Title {
+  readonly node: HTMLElement;
+  /** What was lost; its place is among the fields below. */
+  readonly dropped = h("span", { class: "rn-dropped" });
+  private readonly name = h("span", { class: "rn-name" });
+  private readonly badge = new StateBadge();
+  private readonly message = h("span", { class: "rn-message" });
+  private readonly stopNote = h("span", { class: "rn-stop-note", attrs: { role: "status" } });
+
+  constructor(stop: HTMLElement) {
+    const status = h(
+      "div",
+      { class: "rn-status", attrs: { role: "status", "aria-live": "polite" } },
+      this.badge.node,
+      this.message,
+    );
+    this.node = h("div", { class: "rn-title" }, this.name, status, this.stopNote, stop);
+  }
+
+  set(run: Run, stopNote: string): void {
+    setText(this.name, run.name);
+    setTitle(this.name, run.name);
+    this.badge.set(run.state);
+    setText(this.message, run.message);
+    setTitle(this.message, run.message);
+    const lost = droppedText(run);
+    show(this.dropped, lost !== "");
+    setText(this.dropped, lost);
+    const note = isOver(run.state) ? "" : stopNote;
+    setText(this.stopNote, note);
+    show(this.stopNote, note !== "");
+  }
+}
+
 /** The state in words, with its icon. */
-export class StateBadge {
+class StateBadge {
   readonly node = h("span", { class: "rn-badge" });
   private shown: RunState | null = null;
 
@@ -52,7 +87,7 @@ export function elapsedOf(run: Run, now: number): number | null {
   return (run.ended ?? now) - run.started;
 }
 
-export function droppedText({ dropped }: Run): string {
+function droppedText({ dropped }: Run): string {
   const parts = [
     [dropped.metrics, "metric records"],
     [dropped.samples, "samples"],

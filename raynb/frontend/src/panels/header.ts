@@ -5,20 +5,11 @@ import { formatCount, formatDuration, formatShort, formatValue, UNKNOWN } from "
 import { icon } from "../icons";
 import type { PanelState } from "../model";
 import type { Run } from "../wire";
-import { droppedText, elapsedOf, field, isOver, StateBadge } from "./head_parts";
+import { elapsedOf, field, isOver, Title } from "./head_parts";
 
 export function mount(root: HTMLElement, ctx: Context): View {
-  const name = h("span", { class: "rn-name" });
-  const badge = new StateBadge();
-  const message = h("span", { class: "rn-message" });
-  const status = h(
-    "div",
-    { class: "rn-status", attrs: { role: "status", "aria-live": "polite" } },
-    badge.node,
-    message,
-  );
   const stop = h("button", { class: "rn-stop", attrs: { type: "button" } });
-  const stopNote = h("span", { class: "rn-stop-note", attrs: { role: "status" } });
+  const title = new Title(stop);
   const [elapsed, elapsedField] = field("elapsed");
   const [size, sizeField] = field("workers");
   const [step, stepField] = field("step");
@@ -27,9 +18,8 @@ export function mount(root: HTMLElement, ctx: Context): View {
   const [best, bestField] = field("best");
   const [storage, storageField] = field("storage");
   storageField.classList.add("rn-storage");
-  const dropped = h("span", { class: "rn-dropped" });
   root.append(
-    h("div", { class: "rn-title" }, name, status, stopNote, stop),
+    title.node,
     h(
       "div",
       { class: "rn-meta" },
@@ -39,7 +29,7 @@ export function mount(root: HTMLElement, ctx: Context): View {
       rowsField,
       restartsField,
       bestField,
-      dropped,
+      title.dropped,
       storageField,
     ),
   );
@@ -49,11 +39,7 @@ export function mount(root: HTMLElement, ctx: Context): View {
     const run = state.run;
     show(root, run !== null);
     if (run === null) return;
-    setText(name, run.name);
-    setTitle(name, run.name);
-    badge.set(run.state);
-    setText(message, run.message);
-    setTitle(message, run.message);
+    title.set(run, ctx.stop.note);
     setText(elapsed, formatDuration(elapsedOf(run, state.now())));
     setText(size, formatCount(run.world_size));
     updateTotals(state);
@@ -64,9 +50,6 @@ export function mount(root: HTMLElement, ctx: Context): View {
     setText(best, run.best === null ? "" : bestText(run.best));
     setText(storage, run.storage ?? UNKNOWN);
     setTitle(storage, run.storage ?? "");
-    const lost = droppedText(run);
-    show(dropped, lost !== "");
-    setText(dropped, lost);
     updateStop(run);
   }
 
@@ -84,15 +67,12 @@ export function mount(root: HTMLElement, ctx: Context): View {
   }
 
   function updateStop(run: Run): void {
-    const { phase, note, enabled } = ctx.stop;
-    const over = isOver(run.state);
-    show(stop, !over);
+    const { phase, enabled } = ctx.stop;
+    show(stop, !isOver(run.state));
     const words = phase === "idle" ? "Stop" : "stopping…";
     if (stop.textContent !== words) stop.replaceChildren(icon("stop"), words);
     if (stop.disabled === enabled) stop.disabled = !enabled;
     setAttr(stop, "aria-label", phase === "idle" ? `Stop the run ${run.name}` : "stopping");
-    setText(stopNote, over ? "" : note);
-    show(stopNote, !over && note !== "");
   }
 
   return { update };

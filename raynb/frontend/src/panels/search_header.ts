@@ -11,7 +11,7 @@ import { valueText } from "../trial_axes";
 import { TRIAL_WORDS } from "../trial_look";
 import type { Run } from "../wire";
 import { setWidth } from "../worker_columns";
-import { droppedText, elapsedOf, field, isOver, StateBadge } from "./head_parts";
+import { elapsedOf, field, isOver, Title } from "./head_parts";
 
 /** Resources with a bar, as people call them; others are Ray's own business. */
 const RESOURCES = [
@@ -23,29 +23,19 @@ const RESOURCES = [
 const MAX_NAMED = 8;
 
 export function mount(root: HTMLElement, ctx: Context): View {
-  const name = h("span", { class: "rn-name" });
-  const badge = new StateBadge();
-  const message = h("span", { class: "rn-message" });
-  const status = h(
-    "div",
-    { class: "rn-status", attrs: { role: "status", "aria-live": "polite" } },
-    badge.node,
-    message,
-  );
   const stop = new Ask(() => ctx.stop.request());
-  const stopNote = h("span", { class: "rn-stop-note", attrs: { role: "status" } });
+  const title = new Title(stop.node);
   const fields = new Fields(["elapsed", "scheduler", "search", "at a time", "budget", "stop at", "workers a trial", "storage"]);
   fields.of("storage").classList.add("rn-storage");
-  const dropped = h("span", { class: "rn-dropped" });
   const best = bestCard((trial) => {
     ctx.trials.selected = trial;
     ctx.chose();
   });
   const progress = progressCard();
   const cluster = clusterCard();
-  fields.node.append(dropped);
+  fields.node.append(title.dropped);
   root.append(
-    h("div", { class: "rn-title" }, name, status, stopNote, stop.node),
+    title.node,
     fields.node,
     h("div", { class: "rn-glance" }, best.node, progress.node, cluster.node),
   );
@@ -55,16 +45,9 @@ export function mount(root: HTMLElement, ctx: Context): View {
     const search = run?.search ?? null;
     show(root, run !== null);
     if (run === null) return;
-    setText(name, run.name);
-    setTitle(name, run.name);
-    badge.set(run.state);
-    setText(message, run.message);
-    setTitle(message, run.message);
+    title.set(run, ctx.stop.note);
     fields.set("elapsed", formatDuration(elapsedOf(run, state.now())));
     fields.set("storage", run.storage ?? UNKNOWN);
-    const lost = droppedText(run);
-    show(dropped, lost !== "");
-    setText(dropped, lost);
     if (search === null) return;
     fields.set("scheduler", search.scheduler);
     fields.set("search", search.search);
@@ -79,10 +62,9 @@ export function mount(root: HTMLElement, ctx: Context): View {
   }
 
   function updateStop(run: Run, { counts }: Search): void {
-    const { phase, note, enabled } = ctx.stop;
-    const over = isOver(run.state);
+    const { phase, enabled } = ctx.stop;
     const running = counts.get("running") ?? 0;
-    show(stop.node, !over);
+    show(stop.node, !isOver(run.state));
     stop.set({
       icon: "stop",
       words: phase === "idle" ? "Stop all" : "stopping…",
@@ -91,8 +73,6 @@ export function mount(root: HTMLElement, ctx: Context): View {
       yes: "stop all",
       enabled,
     });
-    setText(stopNote, over ? "" : note);
-    show(stopNote, !over && note !== "");
   }
 
   return { update };
