@@ -16,8 +16,8 @@ from raynb.engine.hints.previous import function_key, previous, remember
 from raynb.engine.preflight import (
     check_accelerator,
     check_resources,
+    check_this_machine,
     choose_gpu,
-    local_machine,
 )
 from raynb.engine.spec import RAYNB_DIR, RunSpec, absolute_storage, check_storage, filesystem_of
 from raynb.errors import OptionError, ResourceError
@@ -170,11 +170,7 @@ def fit(trainer: Any, *, block: bool = True, show: bool = True, echo: bool = Fal
             hint="for example ray.train.torch.TorchTrainer(train_func, …)",
         )
     scaling, given = trainer.scaling_config, trainer.run_config
-    if given.storage_filesystem is not None:
-        raise OptionError(
-            "raynb.fit can't watch a run with storage_filesystem set",
-            hint="give storage_path as a URI that pyarrow knows, such as s3://bucket/path",
-        )
+    check_filesystem(given, "run")
     checkpoints = given.checkpoint_config
     score = checkpoints.checkpoint_score_attribute
     spec = RunSpec(
@@ -229,6 +225,15 @@ def run_cell(
 
 
 # -- inside --------------------------------------------------------------------------------------
+
+
+def check_filesystem(run_config: Any, what: str) -> None:
+    """Refuse a user's RunConfig whose storage raynb could not find again by its address."""
+    if run_config.storage_filesystem is not None:
+        raise OptionError(
+            f"raynb.fit can't watch a {what} with storage_filesystem set",
+            hint="give storage_path as a URI that pyarrow knows, such as s3://bucket/path",
+        )
 
 
 def _start_spec(
@@ -293,28 +298,65 @@ def _start(
     echo: bool,
 ) -> Any:
     """Start a run: preflight, Ray, supervisor, trainer."""
-    from raynb._ray import cluster
-    from raynb.engine.run import RemoteBackend
-
     run = _new_run(spec, summary, function, block=block)
-    facts = run.facts
     if spec.local:
         return _start_local(run, spec, make, show=show, echo=echo)
+    return launch(run, spec, make, show=show, echo=echo)
+
+
+def launch(
+    run: Any,
+    spec: RunSpec,
+    make: MakeTrainer,
+    *,
+    show: bool,
+    echo: bool,
+    check: bool = True,
+    env: dict[str, str] | None = None,
+    supervisor: Any = None,
+) -> Any:
+    """Start on the cluster what a handle stands for.
+
+    Parameters
+    ----------
+    run : Run
+    spec : RunSpec
+    make : callable
+        Gives what the supervisor calls for the trainer or Tuner.
+    show, echo : bool
+    check : bool
+        Whether the spec has the request; that of a user's own Tuner is not known.
+    env : dict of str to str, optional
+        Settings of the supervisor's process, besides Ray Train's.
+    supervisor : ActorClass, optional
+        :data:`raynb.engine.supervisor.Supervisor` by default.
+
+    Returns
+    -------
+    Run
+        The same, watching.
+    """
+    from raynb._ray import cluster
+    from raynb.engine.run import RemoteBackend
+    from raynb.engine.supervisor import Supervisor
+
     found = cluster.connect()
-    if not found:
-        machine = local_machine()
-        spec.use_gpu = choose_gpu(spec, machine)
-        check_resources(spec, [machine], machine, where="this machine")
+    if not found and check:
+        check_this_machine(spec)
     if show:
         open_view(run, echo=echo)
     try:
         if not found:
             run.tell("starting_ray", "a local cluster that ends with this kernel")
             cluster.start_local()
-        waiting = _check_cluster(spec)
-        summary["options"] = spec.summary()  # whether GPUs are used is decided now
+        waiting = ""
+        if check:
+            waiting = _check_cluster(spec)
+            # Whether GPUs are used is decided now.
+            run.facts.summary["options"] = spec.summary()
         run.tell("waiting" if waiting else "starting_workers", waiting or "starting the supervisor")
-        backend = RemoteBackend.start(facts, _ray_train_env())
+        settings = {**_ray_train_env(), **(env or {})}
+        backend = RemoteBackend.start(run.facts, settings, supervisor or Supervisor)
         try:
             backend.actor.start.remote(make(_link(spec, backend.actor)))
         except BaseException:

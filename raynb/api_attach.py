@@ -54,6 +54,9 @@ def attach(name: str | None = None, *, show: bool = True, echo: bool = False) ->
 def find_live(name: str | None) -> RemoteBackend:
     """The supervisor of a run that goes on; raises what :func:`attach` raises."""
     need_cluster()
+    backend = None if name is None else find_backend(name)
+    if backend is not None:
+        return backend
     names = live_runs()
     told = ", ".join(names)
     if name is None:
@@ -68,7 +71,7 @@ def find_live(name: str | None) -> RemoteBackend:
                 topic="no-such-run",
             )
         name = names[0]
-    backend = find_backend(name)
+        backend = find_backend(name)
     if backend is None:
         raise OptionError(
             f"no run called {name!r} goes on"

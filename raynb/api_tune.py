@@ -11,10 +11,8 @@ from typing import Any
 from raynb import api
 from raynb.engine.capture import Capture
 from raynb.engine.collector import RunFacts
-from raynb.engine.preflight import check_resources, choose_gpu, fits, local_machine
+from raynb.engine.preflight import fits
 from raynb.engine.spec import absolute_storage, check_storage, default_storage, join_storage
-from raynb.errors import OptionError
-from raynb.panel.views import close_view, open_view
 from raynb.tuning.spec import Criterion, TuneSpec
 from raynb.worker.runtime import Link
 
@@ -159,11 +157,7 @@ def fit_tuner(tuner: Any, *, block: bool, show: bool, echo: bool) -> Any:
 
     parts = tuner_parts(tuner)
     run_config, tune_config = parts["run_config"], parts["tune_config"]
-    if run_config.storage_filesystem is not None:
-        raise OptionError(
-            "raynb.fit can't watch a search with storage_filesystem set",
-            hint="give storage_path as a URI that pyarrow knows, such as s3://bucket/path",
-        )
+    api.check_filesystem(run_config, "search")
     storage = absolute_storage(run_config.storage_path or default_storage())
     check_storage(storage, run_config.name)
     space = parts["param_space"] or {}
@@ -244,8 +238,6 @@ def _start(
     echo: bool,
 ) -> Any:
     """Start a search: preflight, Ray, supervisor, Tuner."""
-    from raynb._ray import cluster
-    from raynb.engine.run import RemoteBackend
     from raynb.results.tune.result import TuneResult
     from raynb.tuning.search import Search
     from raynb.tuning.supervisor import Supervisor
@@ -254,38 +246,17 @@ def _start(
     facts = RunFacts(spec.name, path, None, {}, {**summary, "search": search})
     run = Search(facts, TuneResult.of, blocking=block)
     own = bool(spec.metric)  # a user's Tuner has no request that could be compared
-    found = cluster.connect()
-    if not found and own:
-        machine = local_machine()
-        spec.use_gpu = choose_gpu(spec, machine)
-        check_resources(spec, [machine], machine, where="this machine")
-    if show:
-        open_view(run, echo=echo)
-    try:
-        if not found:
-            run.tell("starting_ray", "a local cluster that ends with this kernel")
-            cluster.start_local()
-        waiting = api._check_cluster(spec) if own else ""
-        if own:
-            summary["options"] = facts.summary["options"] = spec.summary()
-        run.tell("waiting" if waiting else "starting_workers", waiting or "starting the supervisor")
-        env = api._ray_train_env()
-        if own:
-            # raynb's own check names what was reported, and does not end in the middle.
-            env["TUNE_DISABLE_STRICT_METRIC_CHECKING"] = "1"
-        backend = RemoteBackend.start(facts, env, Supervisor)
-        try:
-            backend.actor.start.remote(make(api._link(spec, backend.actor)))
-        except BaseException:
-            backend.kill()
-            raise
-    except BaseException as error:
-        run.abandon(error)
-        close_view(run)
-        raise
-    run.when_done(lambda: close_view(run))
-    run.attach(backend)
-    return run
+    return api.launch(
+        run,
+        spec,
+        make,
+        show=show,
+        echo=echo,
+        check=own,
+        # raynb's own check names what was reported, and does not end in the middle.
+        env={"TUNE_DISABLE_STRICT_METRIC_CHECKING": "1"} if own else None,
+        supervisor=Supervisor,
+    )
 
 
 def _at_a_time(spec: TuneSpec) -> int | None:

@@ -136,7 +136,7 @@ def start(
     """Start warm workers of a spec; ``tell`` gets what is being waited for."""
     from raynb import api
     from raynb._ray import cluster
-    from raynb.engine.preflight import check_resources, choose_gpu, local_machine
+    from raynb.engine.preflight import check_this_machine
     from raynb.engine.warm import group as groups
 
     if not isinstance(spec.num_workers, int) or spec.num_workers < 1:
@@ -161,9 +161,7 @@ def start(
             hint="end them first: %raynb workers down",
         )
     if not cluster.connect():
-        machine = local_machine()
-        spec.use_gpu = choose_gpu(spec, machine)
-        check_resources(spec, [machine], machine, where="this machine")
+        check_this_machine(spec)
         tell("starting Ray")
         cluster.start_local()
     waiting = api._check_cluster(spec, stores=False)
@@ -211,7 +209,7 @@ def start_job(
         Or why it can't be theirs.
     """
     from raynb import api
-    from raynb.engine.run import find_supervisor
+    from raynb.engine.run import find_supervisor, make_way
     from raynb.engine.warm import group as groups
     from raynb.panel.views import close_view, open_view
 
@@ -220,11 +218,7 @@ def start_job(
         return why
     import ray
 
-    if find_supervisor(spec.name) is not None:
-        raise OptionError(
-            f"a run called {spec.name!r} is going on already",
-            hint="choose another --name, or stop that run first",
-        )
+    make_way(spec.name, find_supervisor)
     if spec.datasets:
         api._check_cluster(spec)
     elif spec.storage_path not in group.seen_by_all:

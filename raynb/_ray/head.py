@@ -106,7 +106,8 @@ def up(num_cpus: int | None = None, num_gpus: int | None = None) -> Head:
         created = psutil.Process(process.pid).create_time()
         _wait_for(process, address, log)
     except BaseException:
-        _end(process.pid)
+        with contextlib.suppress(psutil.Error):
+            _end(psutil.Process(process.pid))
         raise
     head = Head(process.pid, created, address, str(log))
     aside = _file().with_suffix(".tmp")
@@ -118,14 +119,7 @@ def up(num_cpus: int | None = None, num_gpus: int | None = None) -> Head:
 def down(head: Head) -> None:
     """End a cluster with all that runs on it; raises ResourceError when something stays."""
     process = _process(head)
-    mine = [] if process is None else [process, *process.children(recursive=True)]
-    if process is not None:
-        process.terminate()
-    _, alive = psutil.wait_procs(mine, timeout=_GRACE_S)
-    for left in alive:
-        with contextlib.suppress(psutil.Error):
-            left.kill()
-    _, alive = psutil.wait_procs(alive, timeout=DOWN_S)
+    alive = [] if process is None else _end(process)
     if alive:
         raise ResourceError(
             f"processes of the cluster are left: {', '.join(str(p.pid) for p in alive)}",
@@ -174,13 +168,16 @@ def _wait_for(process: subprocess.Popen[bytes], address: str, log: Path) -> None
     )
 
 
-def _end(pid: int) -> None:
-    with contextlib.suppress(psutil.Error):
-        process = psutil.Process(pid)
-        mine = [process, *process.children(recursive=True)]
-        process.terminate()
-        for left in psutil.wait_procs(mine, timeout=_GRACE_S)[1]:
+def _end(process: psutil.Process) -> list[psutil.Process]:
+    """End ``ray start`` and all that it has started; gives what stays."""
+    mine = [process, *process.children(recursive=True)]
+    process.terminate()
+    _, alive = psutil.wait_procs(mine, timeout=_GRACE_S)
+    for left in alive:
+        with contextlib.suppress(psutil.Error):
             left.kill()
+    alive = psutil.wait_procs(alive, timeout=DOWN_S)[1]
+    return list(alive)
 
 
 def _process(head: Head) -> psutil.Process | None:

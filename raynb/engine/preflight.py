@@ -31,6 +31,18 @@ def _gpus() -> int:
         return 0
 
 
+def check_this_machine(spec: RunSpec) -> None:
+    """Check a request against the cluster that would be started here; decides ``spec.use_gpu``.
+
+    Raises
+    ------
+    ResourceError
+    """
+    machine = local_machine()
+    spec.use_gpu = choose_gpu(spec, machine)
+    check_resources(spec, [machine], machine, where="this machine")
+
+
 def choose_gpu(spec: RunSpec, total: Resources) -> bool:
     """``spec.use_gpu``, or where it is open: GPUs if the cluster has one for each worker."""
     if spec.use_gpu is not None:

@@ -78,37 +78,12 @@ class RemoteBackend:
         options = {"name": supervisor_name(facts.name), "namespace": NAMESPACE}
         # Detached: the run outlives this kernel wherever the cluster does.
         actor_class = actor_class.options(lifetime="detached", **options)
-        if not cls._goes_on(facts.name):
-            try:
-                return cls(actor_class.remote(facts, env), facts.run_path)
-            except ValueError:  # another kernel was as fast
-                if not cls._goes_on(facts.name):
-                    raise
-        raise OptionError(
-            f"a run called {facts.name!r} is going on already",
-            hint=f"%raynb attach {facts.name} shows it; choose another --name for a new one",
-            topic="name-taken",
-        )
-
-    @classmethod
-    def _goes_on(cls, name: str) -> bool:
-        """Whether a run of this name goes on; one that has ended makes way for the next."""
-        import ray
-
-        end = time.monotonic() + WATCHER_S + ANSWER_S
-        while (backend := find_backend(name)) is not None:
-            try:
-                state = ray.get(backend.actor.state.remote(), timeout=ANSWER_S)
-            except ray.exceptions.GetTimeoutError:
-                return True
-            except ray.exceptions.RayActorError:
-                state = ""  # its name goes a moment later
-            if state and state not in TERMINAL:
-                return True
-            if time.monotonic() > end:
-                backend.kill()  # all is on storage, and nobody has come for it
-            time.sleep(0.1)
-        return False
+        make_way(facts.name)
+        try:
+            return cls(actor_class.remote(facts, env), facts.run_path)
+        except ValueError:  # another kernel was as fast
+            make_way(facts.name)
+            raise
 
     def reads_from(self, run_path: str) -> None:
         """Where the run's directory is, for one that was found by its name."""
@@ -157,18 +132,54 @@ def history_dir(run_path: str) -> tuple[Any, str]:
     return filesystem, f"{path}/{RAYNB_DIR}/history"
 
 
-def live_runs() -> list[str]:
-    """Names of the runs and searches that go on, on the connected cluster."""
+def make_way(name: str, find: Callable[[str], RemoteBackend | None] | None = None) -> None:
+    """Wait for a run of this name that has ended to leave.
+
+    Raises
+    ------
+    OptionError
+        When it goes on.
+    """
     import ray
 
-    start = supervisor_name("")
-    names = sorted(
+    find = find or find_backend
+    end = time.monotonic() + WATCHER_S + ANSWER_S
+    while (backend := find(name)) is not None:
+        try:
+            goes_on = ray.get(backend.actor.state.remote(), timeout=ANSWER_S) not in TERMINAL
+        except ray.exceptions.GetTimeoutError:
+            goes_on = True
+        except ray.exceptions.RayActorError:
+            goes_on = False  # its name goes a moment later
+        if goes_on:
+            raise OptionError(
+                f"a run called {name!r} is going on already",
+                hint=f"%raynb attach {name} shows it; choose another --name for a new one",
+                topic="name-taken",
+            )
+        if time.monotonic() > end:
+            backend.kill()  # all is on storage, and nobody has come for it
+        time.sleep(0.1)
+
+
+def named_actors(start: str) -> list[str]:
+    """Names of raynb's actors on the connected cluster that begin so, without the beginning."""
+    import ray
+
+    return sorted(
         actor["name"].removeprefix(start)
         for actor in ray.util.list_named_actors(all_namespaces=True)
         if actor["namespace"] == NAMESPACE and actor["name"].startswith(start)
     )
+
+
+def live_runs() -> list[str]:
+    """Names of the runs and searches that go on, on the connected cluster."""
+    import ray
+
     from raynb.engine.warm.backend import live_jobs
 
+    names = named_actors(supervisor_name(""))
     found = [(name, backend) for name in names if (backend := find_supervisor(name)) is not None]
     if not found:
         return live_jobs()

@@ -288,7 +288,7 @@ def run_program(
     names.update(values)
     config = {} if config is None else config
     names["config"] = config
-    with _as_main(module) if replace_main else contextlib.nullcontext():
+    with as_main(module) if replace_main else contextlib.nullcontext():
         for submodule in program.imports:
             importlib.import_module(submodule)
         exec(compile_cell(program.source, program.filename), names)
@@ -303,7 +303,7 @@ def run_program(
 
 
 @contextlib.contextmanager
-def _as_main(module: ModuleType) -> Iterator[None]:
+def as_main(module: ModuleType) -> Iterator[None]:
     """Make a module the main one, so that its classes pickle by reference.
 
     It has no ``__file__``: a spawned process would run that file as its own main module.

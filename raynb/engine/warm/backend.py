@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from raynb.engine.run import RemoteBackend
+from raynb.engine.run import RemoteBackend, named_actors
 from raynb.engine.supervisor import NAMESPACE
 from raynb.engine.warm.port import JobPort
 
@@ -54,10 +54,9 @@ def _jobs() -> Iterator[tuple[Any, str, int]]:
     """Each group with a job, the job's run and number."""
     import ray
 
-    for found in ray.util.list_named_actors(all_namespaces=True):
-        if found["namespace"] == NAMESPACE and found["name"].startswith(GROUP):
-            with contextlib.suppress(Exception):
-                group = ray.get_actor(found["name"], namespace=NAMESPACE)
-                job = ray.get(group.running.remote(), timeout=10)
-                if job is not None:
-                    yield group, *job
+    for name in named_actors(GROUP):
+        with contextlib.suppress(Exception):
+            group = ray.get_actor(GROUP + name, namespace=NAMESPACE)
+            job = ray.get(group.running.remote(), timeout=10)
+            if job is not None:
+                yield group, *job

@@ -22,7 +22,7 @@ from typing import Any
 
 from ray import cloudpickle
 
-from raynb.worker.program import CellProgram, describe_exception
+from raynb.worker.program import CellProgram, as_main, describe_exception
 from raynb.worker.stdio import LogPump
 from raynb.worker.warm.interrupts import Interrupts
 
@@ -133,7 +133,7 @@ class Namespace:
             return self._ask(order.program.form, order.program.source)
         end = CellEnd()
         self._shown = end.shown
-        with _output(send) as lines, _main(self._module):
+        with _output(send) as lines, as_main(self._module):
             try:
                 with interrupts.open():
                     values = self._execute(order)
@@ -272,16 +272,6 @@ def about(name: str, names: dict[str, Any]) -> str | None:
             parts.append(f"Source:\n{inspect.getsource(value)}")
     parts.append(f"Docstring:\n{pydoc.getdoc(value)[:10_000]}")
     return "\n".join(parts)
-
-
-@contextlib.contextmanager
-def _main(module: ModuleType) -> Iterator[None]:
-    previous = sys.modules["__main__"]
-    sys.modules["__main__"] = module
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = previous
 
 
 class _Collected:
