@@ -25,24 +25,29 @@ def cluster() -> Iterator[None]:
 
     from raynb._ray import cluster as ray_cluster
 
-    before = {p.pid for p in psutil.Process().children(recursive=True)}
+    before = set(_children())
     ray_cluster.start_local(num_cpus=4)
     yield
     ray.shutdown()
     end = time.monotonic() + 20
-    left = _children() - before
-    while left and time.monotonic() < end:
+    while (left := _children(before)) and time.monotonic() < end:
         time.sleep(0.2)
-        left = _children() - before
-    assert not left, f"Ray processes are left: {left}"
+    assert not left, f"Processes are left: {left}"
 
 
-def _children() -> set[int]:
-    found = set()
+def _children(besides: set[int] | None = None) -> dict[int, str]:
+    """The commands of this process's children, by id."""
+    found = {}
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            if child.status() != psutil.STATUS_ZOMBIE:
-                found.add(child.pid)
+            command = " ".join(child.cmdline())
+            # Python's own helper, which any test may start, stays as long as this process.
+            if (
+                child.pid not in (besides or ())
+                and child.status() != psutil.STATUS_ZOMBIE
+                and "multiprocessing.resource_tracker" not in command
+            ):
+                found[child.pid] = command
     return found
 
 
