@@ -400,7 +400,7 @@ def _find_names(tree: ast.Module, code: CodeType) -> _Names:
                 bound_in_functions.add(name)
         else:
             deleted.setdefault(name, line)
-    flow = _Flow(bound_in_functions)
+    flow = _Flow(bound_in_functions, read_in_functions)
     flow.visit(tree)
     guarded = _guarded_lines(tree)
     required: dict[str, int] = {}
@@ -477,7 +477,14 @@ class _Flow(ast.NodeVisitor):
     """Follows the cell's top level to tell which names it reads before it binds them.
 
     Loops, ``with`` and ``try`` bodies count as executed, branches of ``if`` and ``match`` don't.
-    Functions' bodies aren't followed, since they run later.
+    A function's body may run wherever the function is named.
+
+    Parameters
+    ----------
+    maybe : set of str
+        Names that functions bind, whenever they run.
+    in_functions : set of str
+        Names that functions read.
 
     Attributes
     ----------
@@ -489,11 +496,13 @@ class _Flow(ast.NodeVisitor):
         Names read where something before binds them on some paths only.
     """
 
-    def __init__(self, maybe: set[str]) -> None:
+    def __init__(self, maybe: set[str], in_functions: set[str]) -> None:
         self.bound: set[str] = set()
         self.surely_early: set[str] = set()
         self.possibly_early: set[str] = set()
         self._maybe = set(maybe)
+        self._in_functions = in_functions
+        self._reads_of: dict[str, set[str]] = {}
         self._guards = 0
 
     def visit(self, node: ast.AST) -> None:
@@ -510,6 +519,21 @@ class _Flow(ast.NodeVisitor):
         if name not in self.bound:
             early = self._guards or name in self._maybe
             (self.possibly_early if early else self.surely_early).add(name)
+
+    def _define(self, name: str, node: ast.AST) -> None:
+        """Note what a function, or a class's methods, read when they run."""
+        reads = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} & self._in_functions
+        self._reads_of[name] = self._reads_of.get(name, set()) | reads
+
+    def _may_run(self, names: set[str]) -> None:
+        """Take the reads of functions that may be called now, and of those that these name."""
+        pending, seen = set(names), set[str]()
+        while pending:
+            name = pending.pop()
+            seen.add(name)
+            if name not in self.bound:
+                self.possibly_early.add(name)
+            pending |= self._reads_of.get(name, set()) - seen
 
     def _visit_all(self, *nodes: ast.AST | Sequence[ast.AST | None] | None) -> None:
         for node in nodes:
@@ -532,11 +556,19 @@ class _Flow(ast.NodeVisitor):
     def visit_Name(self, node: ast.Name) -> None:
         if isinstance(node.ctx, ast.Load):
             self._read(node.id)
+            self._may_run(self._reads_of.get(node.id, set()))
         elif isinstance(node.ctx, ast.Del):
             self.bound.discard(node.id)
 
     def visit_Assign(self, node: ast.Assign) -> None:
-        self._visit_all(node.value, node.targets)
+        if isinstance(node.value, ast.Lambda):
+            self._visit_all(node.value.args.defaults, node.value.args.kw_defaults)
+            for target in node.targets:
+                if isinstance(target, ast.Name):
+                    self._define(target.id, node.value)
+            self._visit_all(node.targets)
+        else:
+            self._visit_all(node.value, node.targets)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> None:
         if isinstance(node.target, ast.Name):
@@ -591,17 +623,28 @@ class _Flow(ast.NodeVisitor):
 
     visit_Try = visit_TryStar = _visit_try
 
-    def _visit_function(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> None:
-        self._visit_all(getattr(node, "decorator_list", []))
-        self._visit_all(node.args.defaults, node.args.kw_defaults)
+    def _visit_function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        self._visit_all(node.decorator_list, node.args.defaults, node.args.kw_defaults)
+        self._define(node.name, node)
+        if node.decorator_list:
+            self._may_run(self._reads_of[node.name])
 
-    visit_FunctionDef = visit_AsyncFunctionDef = visit_Lambda = _visit_function
+    visit_FunctionDef = visit_AsyncFunctionDef = _visit_function
+
+    def visit_Lambda(self, node: ast.Lambda) -> None:
+        self._visit_all(node.args.defaults, node.args.kw_defaults)
+        # Whoever gets it may call it at once.
+        self._define("<lambda>", node)
+        self._may_run(self._reads_of.pop("<lambda>"))
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         self._visit_all(node.decorator_list, node.bases, node.keywords)
         outer = set(self.bound)
         self._visit_all(node.body)
         self.bound = outer
+        self._define(node.name, node)
+        if node.decorator_list or node.bases or node.keywords:
+            self._may_run(self._reads_of[node.name])
 
     def _visit_comprehension(
         self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp

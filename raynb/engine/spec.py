@@ -455,6 +455,8 @@ def _free_name(filesystem: pafs.FileSystem, root: str, name: str) -> str:
     return f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
+#: Bytes of a record that are read: a thousand ranks or ten thousand trials have some ten millions.
+MAX_RECORD = 200_000_000
 #: What reading a run's record may raise, whatever lies there.
 UNREADABLE = (OSError, ValueError, RecursionError)
 
@@ -462,7 +464,10 @@ UNREADABLE = (OSError, ValueError, RecursionError)
 def record_content(filesystem: pafs.FileSystem, run_dir: str) -> Any:
     """The JSON in a run's ``raynb/record.json``; raises one of :data:`UNREADABLE`."""
     with filesystem.open_input_stream(f"{run_dir}/{RAYNB_DIR}/record.json") as stream:
-        return json.loads(stream.read())
+        content = stream.read(MAX_RECORD + 1)
+    if len(content) > MAX_RECORD:
+        raise ValueError(f"it has more than {MAX_RECORD:,} bytes")
+    return json.loads(content)
 
 
 def read_record(filesystem: pafs.FileSystem, run_dir: str) -> dict[str, Any] | None:

@@ -540,7 +540,12 @@ def event_rows(page: Page) -> tuple[list[tuple[str, str, str]], str]:
 def dropped_line(page: Page) -> str:
     """What the channel had to drop, in words; nothing when it dropped nothing."""
     dropped = mapping(page.record.get("dropped"))
-    words = {"metrics": "metric records", "samples": "device samples", "logs": "log lines"}
+    words = {
+        "metrics": "metric records",
+        "samples": "device samples",
+        "logs": "log lines",
+        "refused": "pieces of messages that were refused",
+    }
     parts = [
         f"{format_count(n)} {words.get(str(kind), clean_line(kind, 30))}"
         for kind, n in list(dropped.items())[:10]
