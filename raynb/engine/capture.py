@@ -365,6 +365,7 @@ def _check_notebook_function(func_name: str, namespace: Mapping[str, Any], line:
 
 _READS = frozenset({"LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"})
 _BINDS = frozenset({"STORE_NAME", "STORE_GLOBAL"})
+_OWN_READ = "read of a class's own name"
 _DELETES = frozenset({"DELETE_NAME", "DELETE_GLOBAL"})
 
 
@@ -386,11 +387,14 @@ def _find_names(tree: ast.Module, code: CodeType) -> _Names:
     """
     reads: dict[str, list[int]] = {}
     read_in_functions: set[str] = set()
+    in_classes: dict[str, int] = {}
     deleted: dict[str, int] = {}
     bound: set[str] = set()
     bound_in_functions: set[str] = set()
     for opname, name, line, nested in _global_accesses(code):
-        if opname in _READS:
+        if opname == _OWN_READ:
+            in_classes[name] = min(line, in_classes.get(name, line))
+        elif opname in _READS:
             reads.setdefault(name, []).append(line)
             if nested:
                 read_in_functions.add(name)
@@ -417,6 +421,9 @@ def _find_names(tree: ast.Module, code: CodeType) -> _Names:
         else:
             continue
         (required if surely else optional)[name] = min(lines)
+    for name, line in in_classes.items():
+        if name not in required and name in flow.surely_early | flow.possibly_early:
+            optional[name] = min(line, optional.get(name, line))
     for name in deleted.keys() - bound - required.keys():
         optional[name] = min(deleted[name], optional.get(name, deleted[name]))
     star = any(isinstance(n, ast.alias) and n.name == "*" for n in ast.walk(tree))
@@ -432,9 +439,13 @@ def _global_accesses(code: CodeType) -> Iterator[tuple[str, str, int, bool]]:
         opname, name = instruction.opname, instruction.argval
         if class_body and opname in ("STORE_NAME", "DELETE_NAME"):
             own.add(name)
-        elif opname in _READS | _BINDS | _DELETES and name not in own:
+        elif opname in _READS | _BINDS | _DELETES:
             line = instruction.positions.lineno if instruction.positions else None
-            yield opname, name, line or 1, not top_level
+            if name not in own:
+                yield opname, name, line or 1, not top_level
+            elif opname in _READS:
+                # The class's own, unless the lines that bind it were passed by.
+                yield _OWN_READ, name, line or 1, not top_level
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _global_accesses(constant)
@@ -504,6 +515,9 @@ class _Flow(ast.NodeVisitor):
         self._in_functions = in_functions
         self._reads_of: dict[str, set[str]] = {}
         self._guards = 0
+        #: In a class body: its names are no globals, but for those it declares so.
+        self._in_class = False
+        self._globals: set[str] = set()
 
     def visit(self, node: ast.AST) -> None:
         super().visit(node)
@@ -511,13 +525,18 @@ class _Flow(ast.NodeVisitor):
         if name is not None:
             self._bind(name)
 
+    def _key(self, name: str) -> str:
+        """How a name that is bound here is kept: a class's own apart from the globals."""
+        return f".{name}" if self._in_class and name not in self._globals else name
+
     def _bind(self, name: str) -> None:
-        self.bound.add(name)
-        self._maybe.add(name)
+        key = self._key(name)
+        self.bound.add(key)
+        self._maybe.add(key)
 
     def _read(self, name: str) -> None:
-        if name not in self.bound:
-            early = self._guards or name in self._maybe
+        if name not in self.bound and self._key(name) not in self.bound:
+            early = self._guards or {name, self._key(name)} & self._maybe
             (self.possibly_early if early else self.surely_early).add(name)
 
     def _define(self, name: str, node: ast.AST) -> None:
@@ -553,12 +572,15 @@ class _Flow(ast.NodeVisitor):
                 ends.append(self.bound)
         self.bound = set.intersection(*ends) if ends else start
 
+    def visit_Global(self, node: ast.Global) -> None:
+        self._globals.update(node.names)
+
     def visit_Name(self, node: ast.Name) -> None:
         if isinstance(node.ctx, ast.Load):
             self._read(node.id)
             self._may_run(self._reads_of.get(node.id, set()))
         elif isinstance(node.ctx, ast.Del):
-            self.bound.discard(node.id)
+            self.bound.discard(self._key(node.id))
 
     def visit_Assign(self, node: ast.Assign) -> None:
         if isinstance(node.value, ast.Lambda):
@@ -586,6 +608,20 @@ class _Flow(ast.NodeVisitor):
         self.visit(node.test)
         self._visit_branches([[*node.body], [*node.orelse]])
 
+    def visit_IfExp(self, node: ast.IfExp) -> None:
+        self.visit(node.test)
+        self._visit_branches([[node.body], [node.orelse]])
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> None:
+        self.visit(node.values[0])
+        for value in node.values[1:]:
+            self._visit_branches([[value], []])
+
+    def visit_Assert(self, node: ast.Assert) -> None:
+        self.visit(node.test)
+        if node.msg is not None:
+            self._visit_branches([[node.msg], []])
+
     def visit_Match(self, node: ast.Match) -> None:
         self.visit(node.subject)
         branches: list[list[ast.AST]] = [
@@ -598,7 +634,7 @@ class _Flow(ast.NodeVisitor):
 
     def _visit_loop(self, node: ast.For | ast.AsyncFor | ast.While) -> None:
         # A name that the loop binds further down may be bound from the second round on.
-        self._maybe.update(filter(None, map(_bound_name, ast.walk(node))))
+        self._maybe.update(map(self._key, filter(None, map(_bound_name, ast.walk(node)))))
         if isinstance(node, ast.While):
             self.visit(node.test)
         else:
@@ -616,8 +652,10 @@ class _Flow(ast.NodeVisitor):
         self._visit_all(node.orelse)
         end = self.bound
         for handler in node.handlers:
-            self.bound = start | ({handler.name} if handler.name else set())
+            self.bound = start | ({self._key(handler.name)} if handler.name else set())
             self._visit_all(handler.type, handler.body)
+        if self._in_class:  # behind a handler its name is the global one again
+            end = end - {self._key(handler.name) for handler in node.handlers if handler.name}
         self.bound = end
         self._visit_all(node.finalbody)
 
@@ -639,9 +677,13 @@ class _Flow(ast.NodeVisitor):
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         self._visit_all(node.decorator_list, node.bases, node.keywords)
-        outer = set(self.bound)
+        outer = {name for name in self.bound if name.startswith(".")}
+        before = self._in_class, self._globals
+        self.bound -= outer
+        self._in_class, self._globals = True, set()
         self._visit_all(node.body)
-        self.bound = outer
+        self._in_class, self._globals = before
+        self.bound = {name for name in self.bound if not name.startswith(".")} | outer
         self._define(node.name, node)
         if node.decorator_list or node.bases or node.keywords:
             self._may_run(self._reads_of[node.name])
@@ -656,7 +698,7 @@ class _Flow(ast.NodeVisitor):
             targets.update(map(_bound_name, ast.walk(generator.target)))
         parts = (node.key, node.value) if isinstance(node, ast.DictComp) else (node.elt,)
         self._visit_all(*parts)
-        self.bound -= targets - outer
+        self.bound -= {self._key(name) for name in targets if name} - outer
 
     visit_ListComp = visit_SetComp = visit_GeneratorExp = visit_DictComp = _visit_comprehension
 

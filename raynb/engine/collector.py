@@ -298,7 +298,7 @@ class Collector:
         try:
             write_record(self._filesystem, self._dir, record)
         except Exception as error:
-            self.event(f"record.json can't be written: {error}", "error")
+            self.event(f"record.json can't be written: {without_secrets(str(error))}", "error")
 
     def _record(self) -> dict[str, Any]:
         """The content of ``record.json``; the caller holds the lock."""
@@ -350,7 +350,8 @@ class Collector:
             if self.history.error != told:
                 told = self.history.error
                 self.event(
-                    f"history can't be written ({told}); it is kept here and tried again"
+                    f"history can't be written ({without_secrets(told)}); it is kept here and tried "
+                    "again"
                     if told
                     else "history is written again",
                     "error" if told else "info",
@@ -361,5 +362,6 @@ class Collector:
         self._closed.set()
         self.history.flush()
         if self.history.error:
-            self.event(f"history could not be written: {self.history.error}", "error")
+            why = without_secrets(self.history.error)
+            self.event(f"history could not be written: {why}", "error")
         self.write_record()

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import pandas as pd
@@ -563,6 +563,20 @@ class Run:
             self._done.wait(STOP_S)
 
 
+def _missing_there(failure: Mapping[str, Any], row: Mapping[str, Any]) -> str:
+    """Where a worker looked for a file or a module that it did not find."""
+    node = f"{row.get('node') or 'n/a'} ({row.get('ip') or 'n/a'})"
+    if failure["type"] == "FileNotFoundError":
+        return (
+            f"the rank runs on node {node} in directory {failure.get('cwd') or 'n/a'}: give a path "
+            "that every node has"
+        )
+    return (
+        f"node {node} does not have that module: install it there, or put it beside the notebook "
+        "on a path that every node has"
+    )
+
+
 def training_error(outcome: Outcome, mirror: Mirror, result: Any) -> RaynbError:
     """The one error that a failed run raises in the cell."""
     shown = mirror.run.get("error") or {}
@@ -590,6 +604,8 @@ def training_error(outcome: Outcome, mirror: Mirror, result: Any) -> RaynbError:
         cell = failure.get("cell") or {}
         hint = replacement(failure["message"], cell.get("text", ""))
         topic = "ray-train-v1" if hint else topic
+    if failure["type"] in ("ModuleNotFoundError", "FileNotFoundError"):
+        hint = _missing_there(failure, mirror.workers.get(failure["rank"], {}))
     return TrainingError(
         where + f"{failure['type']}: {failure['message']}",
         hint=hint,

@@ -84,7 +84,7 @@ class RunSpec:
     datasets: dict[str, Any] = field(default_factory=dict)
     backend: str | None = None
     timeout_s: int | None = None
-    env: dict[str, str] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict, repr=False)  # values may be secrets
     warm: bool | None = None
 
     #: What names that are made from the time start with.
@@ -318,15 +318,22 @@ def join_storage(path: str, name: str) -> str:
     return f"{path.rstrip('/')}/{name}{mark}{query}"
 
 
+#: In the names of a URI's parameters, what makes the value a secret.
+_SECRETS = "key|secret|token|passw|credential|signature|sas"
+
+
 def without_secrets(path: str) -> str:
-    """A storage path or URI to show, without a user or a key in it.
+    """A storage path or URI, or text that has some, to show: without a user or a key in it.
 
     Examples
     --------
     >>> without_secrets("s3://key:secret@bucket/runs?scheme=http")
     's3://bucket/runs?scheme=http'
+    >>> without_secrets("can't open 'abfs://runs/a?sas_token=abc&tls=1'")
+    "can't open 'abfs://runs/a?sas_token=•••&tls=1'"
     """
-    return re.sub(r"^(\w+://)[^/?@]*:[^/?]*@", r"\1", path)
+    path = re.sub(r"(\w://)[^/?@:\s]*:[^?@\s]*@", r"\1", path)
+    return re.sub(rf"(?i)([?&][\w-]*(?:{_SECRETS})[\w-]*=)[^&\s'\"]+", r"\1•••", path)
 
 
 def filesystem_of(path: str) -> tuple[pafs.FileSystem, str]:
@@ -355,7 +362,8 @@ def filesystem_of(path: str) -> tuple[pafs.FileSystem, str]:
     except Exception as error:
         scheme = urlsplit(path).scheme
         raise StorageError(
-            f"the storage path {without_secrets(path)!r} can't be opened: {error}",
+            f"the storage path {without_secrets(path)!r} can't be opened: "
+            + without_secrets(str(error)),
             hint=f"check the {scheme}:// address and its credentials, or use a local path",
         ) from error
 
@@ -415,7 +423,8 @@ def check_storage(storage_path: str, name: str) -> None:
         filesystem.delete_file(marker)
     except Exception as error:
         raise StorageError(
-            f"the storage path {without_secrets(storage_path)} can't be written: {error}",
+            f"the storage path {without_secrets(storage_path)} can't be written: "
+            + without_secrets(str(error)),
             hint="choose another with --storage-path (or storage_path=…)",
         ) from error
     record = read_record(filesystem, f"{root}/{name}")

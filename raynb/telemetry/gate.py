@@ -331,6 +331,8 @@ def _failure(failure: Any, cut: Cut) -> dict[str, Any] | None:
     at, cell = failure.get("at"), failure.get("cell")
     if type(at) is float and math.isfinite(at):
         taken["at"] = at
+    if type(failure.get("cwd")) is str:
+        taken["cwd"] = _cut(failure["cwd"], MAX_TEXT)
     if type(cell) is dict:
         label, line, text = (cell.get(k) for k in ("label", "line", "text"))
         if type(label) is type(text) is str and _is_int(line):

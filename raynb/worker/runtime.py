@@ -206,6 +206,8 @@ class Runtime:
             self.channel.put("status", "finished")
         else:
             failure = {**describe_exception(error, self.program), "at": time.time()}
+            with contextlib.suppress(OSError):  # it may be gone
+                failure["cwd"] = os.getcwd()
             self.channel.put("failure", failure)
 
     # -- parts -----------------------------------------------------------------------------------

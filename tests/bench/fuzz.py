@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import sys
 import tempfile
 import time
@@ -22,7 +21,6 @@ from typing import Any
 
 import psutil
 from hypothesis import HealthCheck, Phase, given, seed, settings
-from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 import garbage
@@ -96,22 +94,16 @@ def fuzz_files(minutes: float, first: int, directory: Path) -> None:
     told: Counter[str] = Counter()
     held: list[int] = []
 
-    def check(data: st.DataObject) -> None:
-        record.write_bytes(whole)
-        parts[0].write_bytes(part)
-        which = data.draw(st.sampled_from(["json", "json", "record", "part", "part"]))
-        if which == "json":
-            record.write_text(json.dumps(garbage.change_json(json.loads(whole), data.draw)))
-        elif which == "record":
-            record.write_bytes(data.draw(garbage.mutations())(whole))
-        else:
-            parts[0].write_bytes(data.draw(garbage.mutations())(part))
+    def check(changed: tuple[str, bytes, bytes]) -> None:
+        which, new_record, new_part = changed
+        record.write_bytes(new_record)
+        parts[0].write_bytes(new_part)
         told[which] += 1
         garbage.read_saved(run, whole=told.total() % 10 == 0)
         if told.total() % 100 == 0:
             held.append(memory())
 
-    rounds(minutes, first, 200, check, st.data())
+    rounds(minutes, first, 200, check, garbage.changed_files(whole, part))
     growth = f"{held[-1] / held[0] - 1:+.1%}" if held else "n/a"
     print(f"files: {told.total():,} {dict(told)}; no finding; memory since the first 100 {growth}")
 

@@ -7,10 +7,11 @@ below, which take anything. They live among the builtins under names that the ca
 from __future__ import annotations
 
 import builtins
+import dis
 import symtable
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from hypothesis import strategies as st
@@ -138,7 +139,7 @@ class _Maker:
     def expression(self, depth: int = 0, walrus: bool = True) -> str:
         kinds = ["name", "name", "number"]
         if depth < 3:
-            kinds += ["mix", "call", "list", "lambda", "called", "comp", "genexp", "if", "f"]
+            kinds += ["mix", "call", "list", "lambda", "called", "comp", "genexp", "if", "and", "f"]
             kinds += ["dictcomp", "nested"] + (["walrus", "walrus_comp"] if walrus else [])
         inner = lambda: self.expression(depth + 1, walrus)  # noqa: E731
         in_comp = lambda: self.expression(depth + 1, False)  # noqa: E731
@@ -168,7 +169,9 @@ class _Maker:
             case "dictcomp":
                 return f"{{1: {in_comp()} for {self.name()} in [{in_comp()}]}}"
             case "if":
-                return f"({inner()} if __mix__({inner()}) else {inner()})"
+                return f"({inner()} if __mix__({inner()}) % 2 else {inner()})"
+            case "and":
+                return f"({inner()} {self._one('and', 'or')} {inner()})"
             case "f":
                 return f'f"{{{self.name()}!s:.0}}{{__mix__({self.name()})}}"'
             case "walrus":
@@ -415,6 +418,12 @@ def has_return(source: str) -> bool:
     return False
 
 
+def _names_in(code: CodeType) -> set[str]:
+    nested = [_names_in(one) for one in code.co_consts if isinstance(one, CodeType)]
+    loads = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_CLASSDEREF")
+    return {i.argval for i in dis.get_instructions(code) if i.opname in loads}.union(*nested)
+
+
 def _check_table(source: str, names: dict[str, Any]) -> None:
     capture = capture_cell(
         source, filename=FILENAME, label="Cell In[1]", namespace=names, first_line=1
@@ -423,6 +432,8 @@ def _check_table(source: str, names: dict[str, Any]) -> None:
     reads, maybe, binds = global_names(source)
     folded = {name for name in names if name != "__name__"}
     must = {n for n in (reads - binds) & folded if not (n.startswith("__") and n.endswith("__"))}
+    # What Python itself leaves out, such as lines behind a return, reads nothing.
+    must &= _names_in(compile_cell(source, FILENAME))
     assert must <= taken, must - taken
     # A name that is only deleted is looked up as well.
     assert taken <= (reads | maybe | binds) & folded, taken - reads

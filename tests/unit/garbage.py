@@ -254,6 +254,19 @@ def saved_run(directory: Path, name: str = "saved") -> Path:
     return run
 
 
+@st.composite
+def changed_files(draw: Any, record: bytes, part: bytes) -> tuple[str, bytes, bytes]:
+    """What was changed, and the run's record and the part of its history then."""
+    which = draw(st.sampled_from(["json", "json", "record", "part", "part"]))
+    if which == "json":
+        record = json.dumps(change_json(json.loads(record), draw)).encode()
+    elif which == "record":
+        record = draw(mutations())(record)
+    else:
+        part = draw(mutations())(part)
+    return which, record, part
+
+
 def change_json(record: Any, draw: Any) -> Any:
     """A record of which some parts are something else."""
     for _ in range(draw(st.integers(1, 4))):

@@ -16,16 +16,14 @@ from garbage import (
     RANKS,
     Listener,
     Odd,
-    change_json,
+    changed_files,
     deep,
     messages,
-    mutations,
     parts_of,
     read_saved,
     saved_run,
 )
 from hypothesis import HealthCheck, given, seed, settings
-from hypothesis import strategies as st
 
 from raynb.engine.collector import Collector, RunFacts
 from raynb.engine.spec import MAX_RECORD
@@ -248,18 +246,10 @@ def test_a_run_whose_files_were_changed_opens_or_says_why(tmp_path: Path) -> Non
 
     @seed(6)
     @quick(20)
-    @given(st.data())
-    def run_one(data: st.DataObject) -> None:
-        record.write_bytes(whole)
-        parts[0].write_bytes(first)
-        which = data.draw(st.sampled_from(["json", "record", "part", "part"]))
-        if which == "json":
-            changed = change_json(json.loads(whole), data.draw)
-            record.write_text(json.dumps(changed))
-        elif which == "record":
-            record.write_bytes(data.draw(mutations())(whole))
-        else:
-            parts[0].write_bytes(data.draw(mutations())(first))
+    @given(changed_files(whole, first))
+    def run_one(changed: tuple[str, bytes, bytes]) -> None:
+        record.write_bytes(changed[1])
+        parts[0].write_bytes(changed[2])
         read_saved(run)
 
     run_one()
