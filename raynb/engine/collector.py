@@ -349,9 +349,9 @@ class Collector:
                 self.history.flush()
             if self.history.error != told:
                 told = self.history.error
+                why = without_secrets(told or "")
                 self.event(
-                    f"history can't be written ({without_secrets(told)}); it is kept here and tried "
-                    "again"
+                    f"history can't be written ({why}); it is kept here and tried again"
                     if told
                     else "history is written again",
                     "error" if told else "info",

@@ -17,6 +17,7 @@ import ray
 from raynb.engine.collector import TERMINAL, Collector, RunFacts
 from raynb.engine.preflight import EPSILON
 from raynb.telemetry.channel import interval_s
+from raynb.telemetry.events import printable
 
 #: Ray namespace of the supervisors' names.
 NAMESPACE = "raynb"
@@ -343,7 +344,7 @@ def _runs(pid: int) -> bool:
 def shown_error(failure: Mapping[str, Any] | None, error: BaseException) -> dict[str, Any]:
     """The run's ``error`` for the panel: title, rank, text and the cell's line."""
     if failure is None:
-        text = str(error)
+        text = printable(str(error))
         last = text.strip().splitlines()[-1] if text.strip() else ""
         ranks = sorted(getattr(error, "worker_failures", {}) or {})
         title = f"{type(error).__name__}: {last}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -202,6 +203,17 @@ def _left_of(room: int, value: Any, depth: int) -> int:
 def clean_text(text: str) -> str:
     """Text without lone surrogates, which neither Parquet nor the browser's JSON can hold."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+# Colour and cursor sequences of terminals, then what is left of control characters.
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    """Text without terminal sequences and controls, which a terminal would obey."""
+    plain = _ANSI.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
+    return _CONTROL.sub("", plain)
 
 
 def to_values(metrics: Mapping[Any, Any]) -> dict[str, Value]:

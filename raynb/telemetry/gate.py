@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from raynb.telemetry.channel import MAX_LOG_LINES, MAX_RECORDS
-from raynb.telemetry.events import MAX_TEXT, Batch, Floats, RecordBatch, clean_text
+from raynb.telemetry.events import MAX_TEXT, Batch, Floats, RecordBatch, clean_text, printable
 from raynb.telemetry.loglines import MAX_LINE
 from raynb.telemetry.rows import SAMPLED, TIMED
 from raynb.telemetry.trend import COLUMNS
@@ -167,7 +167,7 @@ class Gate:
                 cut[f"metrics past the first {MAX_NAMES:,} names"] += 1
                 return None
             self._names.add(name)
-        return name
+        return str(name)
 
 
 def checked_hello(who: Any, run: str) -> dict[str, Any]:
@@ -327,16 +327,18 @@ def _failure(failure: Any, cut: Cut) -> dict[str, Any] | None:
         if type(text) is not str:
             cut[f"a failure's {name}"] += 1
             text = "?"
-        taken[name] = _cut(text, limit)
+        # It goes into an error, which a terminal shows as it is.
+        taken[name] = _cut(printable(text), limit)
     at, cell = failure.get("at"), failure.get("cell")
     if type(at) is float and math.isfinite(at):
         taken["at"] = at
     if type(failure.get("cwd")) is str:
-        taken["cwd"] = _cut(failure["cwd"], MAX_TEXT)
+        taken["cwd"] = _cut(printable(failure["cwd"]), MAX_TEXT)
     if type(cell) is dict:
         label, line, text = (cell.get(k) for k in ("label", "line", "text"))
         if type(label) is type(text) is str and _is_int(line):
-            shown = {"label": _cut(label, MAX_TEXT), "text": _cut(text, MAX_TEXT)}
+            label, text = (_cut(printable(one), MAX_TEXT) for one in (label, text))
+            shown = {"label": label, "text": text}
             taken["cell"] = {**shown, "line": line}
     if cell is not None and taken["cell"] is None:
         cut["a failure's cell"] += 1

@@ -27,6 +27,7 @@ from hypothesis import HealthCheck, given, seed, settings
 
 from raynb.engine.collector import Collector, RunFacts
 from raynb.engine.spec import MAX_RECORD
+from raynb.engine.supervisor import shown_error
 from raynb.results.page import Page, dropped_line
 from raynb.telemetry import gate, history
 from raynb.telemetry.channel import MAX_VALUES, Channel
@@ -233,6 +234,17 @@ def test_a_rank_fails_once_in_an_attempt(collector: Collector) -> None:
     assert len(collector.failures) == 1 and len(collector.failures[0]["message"]) <= 11_000
     collector.ingest(Batch(1, 0, 1, failure=failure))
     assert len(collector.failures) == 2
+
+
+def test_an_error_of_a_worker_holds_nothing_that_a_terminal_obeys(collector: Collector) -> None:
+    evil = "\x1b]0;title\x07\x1b[2J\x1b[31mred\x1b[0m\u202ebad\x00\x9b5n\r\nnext"
+    cell = {"label": evil, "line": 3, "text": evil}
+    failure = {"type": evil, "message": evil, "traceback": evil, "cell": cell, "at": 1.0}
+    collector.ingest(Batch(0, 0, 1, failure=failure))
+    shown = shown_error(collector.first_failure(), ValueError())
+    assert shown["text"] == "redbad5n\nnext" and shown["line"].count("redbad5n\nnext") == 2
+    raised = shown_error(None, ValueError(evil))
+    assert raised["text"] == "redbad5n\nnext" and raised["title"] == "ValueError: next"
 
 
 # --- saved files ------------------------------------------------------------------------------
