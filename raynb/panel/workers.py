@@ -10,6 +10,7 @@ from typing import Any
 from raynb.engine.warm.left import left_text
 from raynb.results.mount import in_notebook, mount
 from raynb.results.static import place
+from raynb.results.text import clean_line
 from raynb.telemetry.units import human_bytes, human_seconds
 
 #: What a button does.
@@ -99,10 +100,10 @@ def rows(found: dict[str, Any] | None) -> list[tuple[str, ...]]:
     return [
         (
             f"rank {row['rank']}",
-            str(row["node"]),
-            f"pid {row['pid']}",
+            clean_line(row["node"]),
+            clean_line(f"pid {row['pid']}"),
             human_bytes(row.get("memory")),
-            left_text(row.get("left")),
+            clean_line(left_text(row.get("left")), 500),
         )
         for row in found["ranks"]
     ]

@@ -87,8 +87,8 @@ def fuzz_messages(minutes: float, first: int, directory: Path) -> None:
     print(f"memory from the third of {len(held)} collectors to the last: {growth:+.1%}")
 
 
-def fuzz_files(minutes: float, first: int, directory: Path) -> None:
-    run = garbage.saved_run(directory)
+def fuzz_files(minutes: float, first: int, directory: Path, make: Any) -> None:
+    run = make(directory)
     record, parts = run / "raynb" / "record.json", garbage.parts_of(run)
     whole, part = record.read_bytes(), parts[0].read_bytes()
     told: Counter[str] = Counter()
@@ -99,13 +99,14 @@ def fuzz_files(minutes: float, first: int, directory: Path) -> None:
         record.write_bytes(new_record)
         parts[0].write_bytes(new_part)
         told[which] += 1
-        garbage.read_saved(run, whole=told.total() % 10 == 0)
+        garbage.read_saved(run, whole=which == "json" or told.total() % 10 == 0)
         if told.total() % 100 == 0:
             held.append(memory())
 
     rounds(minutes, first, 200, check, garbage.changed_files(whole, part))
     growth = f"{held[-1] / held[0] - 1:+.1%}" if held else "n/a"
-    print(f"files: {told.total():,} {dict(told)}; no finding; memory since the first 100 {growth}")
+    print(f"files of {run.name}: {told.total():,} {dict(told)}; no finding")
+    print(f"memory since the first hundred: {growth}")
 
 
 def main() -> None:
@@ -121,9 +122,11 @@ def main() -> None:
         if args.what in ("capture", "all"):
             each["capture"] = lambda: fuzz_capture(args.minutes, args.seed)
         if args.what in ("wire", "all"):
-            half = args.minutes / 2
+            half, quarter = args.minutes / 2, args.minutes / 4
+            run, search = garbage.saved_run, garbage.saved_search
             each["messages"] = lambda: fuzz_messages(half, args.seed, there)
-            each["files"] = lambda: fuzz_files(half, args.seed, there)
+            each["runs"] = lambda: fuzz_files(quarter, args.seed, there / "a", run)
+            each["searches"] = lambda: fuzz_files(quarter, args.seed, there / "b", search)
         for run in each.values():
             run()
 

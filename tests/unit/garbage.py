@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 import raynb
 from raynb.engine.collector import Collector, RunFacts
-from raynb.engine.spec import read_record
+from raynb.engine.spec import filesystem_of, read_record, write_record
 from raynb.errors import RaynbError
 from raynb.panel.wire import encode
 from raynb.telemetry import gate
 from raynb.telemetry.events import Batch, Record, RecordBatch
-from raynb.telemetry.history import to_frame
+from raynb.telemetry.history import HistoryWriter, to_frame
 from raynb.telemetry.mirror import Mirror
 from raynb.telemetry.update import MAX_EVENTS
 
@@ -254,6 +254,20 @@ def saved_run(directory: Path, name: str = "saved") -> Path:
     return run
 
 
+def saved_search(directory: Path) -> Path:
+    """A search on storage."""
+    from test_tune_result import record, taken
+
+    run = directory / "grid"
+    filesystem, path = filesystem_of(str(run))
+    write_record(filesystem, path, record())
+    writer = HistoryWriter(filesystem, f"{path}/raynb/history")
+    for rank, attempt, records in taken():
+        writer.add(rank, attempt, records)
+    writer.flush()
+    return run
+
+
 @st.composite
 def changed_files(draw: Any, record: bytes, part: bytes) -> tuple[str, bytes, bytes]:
     """What was changed, and the run's record and the part of its history then."""
@@ -289,7 +303,11 @@ def read_saved(run: Path, *, whole: bool = False) -> str:
         result = raynb.open(run)
         shown = repr(result)
         shown += "".join(str(part) for part in result._repr_mimebundle_().values()) if whole else ""
-        assert [result.history, result.checkpoints, result.state, result.duration]
+        assert [result.history, result.state, result.duration]
+        if isinstance(result, raynb.TuneResult):
+            assert [result.rows, result.results, result.params, result.dataframe, result.best]
+        else:
+            assert [result.checkpoints]
         shown += repr(raynb.runs(run.parent))
     except RaynbError as error:
         return str(error)

@@ -22,6 +22,7 @@ from garbage import (
     parts_of,
     read_saved,
     saved_run,
+    saved_search,
 )
 from hypothesis import HealthCheck, given, seed, settings
 
@@ -250,8 +251,9 @@ def test_an_error_of_a_worker_holds_nothing_that_a_terminal_obeys(collector: Col
 # --- saved files ------------------------------------------------------------------------------
 
 
-def test_a_run_whose_files_were_changed_opens_or_says_why(tmp_path: Path) -> None:
-    run = saved_run(tmp_path)
+@pytest.mark.parametrize("make", [saved_run, saved_search])
+def test_a_run_whose_files_were_changed_opens_or_says_why(tmp_path: Path, make: Any) -> None:
+    run = make(tmp_path)
     record, parts = run / "raynb" / "record.json", parts_of(run)
     whole, first = record.read_bytes(), parts[0].read_bytes()
     assert "records" in read_saved(run, whole=True)
