@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from raynb.errors import OptionError, StorageError
-from raynb.telemetry.events import short_text
+from raynb.telemetry.events import clean_text, short_text
 
 PLACEMENT_STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 BACKENDS = ("nccl", "gloo")
@@ -476,7 +476,17 @@ def record_content(filesystem: pafs.FileSystem, run_dir: str) -> Any:
         content = stream.read(MAX_RECORD + 1)
     if len(content) > MAX_RECORD:
         raise ValueError(f"it has more than {MAX_RECORD:,} bytes")
-    return json.loads(content)
+    record = json.loads(content)
+    # JSON may name halves of characters, which no table of pandas takes.
+    return _whole_text(record) if rb"\ud" in content.lower() else record
+
+
+def _whole_text(value: Any) -> Any:
+    if isinstance(value, str):
+        return clean_text(value)
+    if isinstance(value, dict):
+        return {clean_text(k): _whole_text(v) for k, v in value.items()}
+    return [_whole_text(v) for v in value] if isinstance(value, list) else value
 
 
 def read_record(filesystem: pafs.FileSystem, run_dir: str) -> dict[str, Any] | None:
