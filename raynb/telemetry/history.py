@@ -213,11 +213,15 @@ class HistoryWriter:
             self._pending.append((rank, attempt, records))
             self.rows += len(records)
 
+    @property
+    def waiting(self) -> bool:
+        """Whether there is something that is not on storage."""
+        return bool(self._pending or self._spool)
+
     def due(self) -> bool:
         # To try what waits in files again means to read it.
         pause = SPOOLED_FLUSH_S if self._spool else FLUSH_S
-        waiting = bool(self._pending or self._spool)
-        return waiting and time.monotonic() - self._written_at >= pause
+        return self.waiting and time.monotonic() - self._written_at >= pause
 
     def flush(self) -> None:
         """Write what is pending; on failure keep it and remember why."""
@@ -349,9 +353,13 @@ class HistoryWriter:
             return concat([*waiting, to_table(pending)]), self._next_part
 
     def table(self) -> pa.Table:
-        """Everything taken so far, what is on storage and what is pending."""
+        """Everything taken so far: what is on storage, as far as it can be read, and the rest."""
         pending, upto = self.unwritten()
-        return concat([read_history(self._fs, self._dir, upto), pending])
+        try:
+            stored = read_history(self._fs, self._dir, upto)
+        except Exception:  # it fails just now, and what waits for it is here
+            stored = concat([])
+        return concat([stored, pending])
 
 
 def _as(schema: pa.Schema, tables: Sequence[pa.Table]) -> pa.Table:

@@ -243,7 +243,9 @@ def one_run(number: int, rng: random.Random, root: Path, tally: Tally, left: flo
         expected, fault = "finished", "none"  # it was over before
     if run.state != expected:
         tally.problems.append(f"{name}: {fault}: {run.state}, not {expected}: {run.mirror.run}")
-    frame = run.result.history if failing else raynb.open(root / "runs" / name).history
+    if failing:  # what waits for storage is tried again, by the supervisor or as it leaves
+        time.sleep(12)
+    frame = raynb.open(root / "runs" / name).history
     compare(there, frame, fault, tally, name)
     tally.runs[fault] += 1
     end = time.monotonic() + 20

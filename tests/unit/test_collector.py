@@ -321,3 +321,18 @@ def test_a_run_ends_even_when_its_end_fails(
     assert outcome.state == collector.state == "failed"
     assert "no more" in str(outcome.error)
     collector.close()
+
+
+def test_a_supervisor_stays_while_storage_does_not_take_its_rows(
+    facts: RunFacts, tmp_path: Path
+) -> None:
+    supervisor = Supervisor.__ray_metadata__.modified_class(facts, {})
+    supervisor._collector.ingest(Batch(0, 0, 1, records=records(1.0)))
+    history = tmp_path / "run" / "raynb" / "history"
+    history.write_text("in the way")
+    supervisor.release("w")  # would end this process, or say that it is no actor
+    assert supervisor._released and not supervisor._all_written()
+    history.unlink()
+    assert supervisor._all_written()
+    supervisor._collector.close()
+    assert len(supervisor._collector.history_table()) == 1
