@@ -123,12 +123,13 @@ def main() -> None:
             each["capture"] = lambda: fuzz_capture(args.minutes, args.seed)
         if args.what in ("wire", "all"):
             half, quarter = args.minutes / 2, args.minutes / 4
-            run, search = garbage.saved_run, garbage.saved_search
             each["messages"] = lambda: fuzz_messages(half, args.seed, there)
-            each["runs"] = lambda: fuzz_files(quarter, args.seed, there / "a", run)
-            each["searches"] = lambda: fuzz_files(quarter, args.seed, there / "b", search)
-        for run in each.values():
-            run()
+            each["runs"] = lambda: fuzz_files(quarter, args.seed, there / "a", garbage.saved_run)
+            each["searches"] = lambda: fuzz_files(
+                quarter, args.seed, there / "b", garbage.saved_search
+            )
+        for one in each.values():
+            one()
 
 
 if __name__ == "__main__":
