@@ -186,7 +186,13 @@ def fit_tuner(tuner: Any, *, block: bool, show: bool, echo: bool) -> Any:
         "options": {"name": spec.name, "storage_path": storage, **options},
     }
     started = _start(
-        spec, lambda link: GivenTuner(parts), summary, facts, block=block, show=show, echo=echo
+        spec,
+        lambda link: GivenTuner(parts, link),
+        summary,
+        facts,
+        block=block,
+        show=show,
+        echo=echo,
     )
     return started.wait() if block else started
 

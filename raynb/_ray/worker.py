@@ -87,6 +87,7 @@ def _exchange(
     code = function.__code__
     original = types.FunctionType(code, function.__globals__, name, function.__defaults__)
     original.__kwdefaults__ = function.__kwdefaults__
+    original.__annotations__ = function.__annotations__
 
     def call(*args: Any, **kwargs: Any) -> Any:
         prepared = original(*args, **kwargs)

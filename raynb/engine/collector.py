@@ -274,13 +274,17 @@ class Collector:
 
     def _look(self) -> None:
         """Look for hints; the caller holds the lock."""
-        if self._health.look(self._digest, self.failures):
-            self._digest.set_hints(self._health.hints)
-            self._news.notify_all()
-        for rule, error in self._health.broken.items():
+        broken = self._health.broken
+        try:
+            if self._health.look(self._digest, self.failures):
+                self._digest.set_hints(self._health.hints)
+                self._news.notify_all()
+        except Exception as error:  # a worker's row may hold anything, and the run goes on
+            broken = {**broken, "of every kind": f"{type(error).__name__}: {error}"}
+        for rule, why in broken.items():
             if rule not in self._broken:
                 self._broken.add(rule)
-                self._digest.event(f"the hint {rule} can't be told: {error}", "warn")
+                self._digest.event(f"the hint {rule} can't be told: {why}", "warn")
 
     def _tick(self) -> None:
         told, looked = None, 0.0

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from raynb._ray.local import train_context_of_this_run
 from raynb.engine.collector import Collector, RunFacts
 from raynb.engine.supervisor import Outcome
 
@@ -56,7 +57,7 @@ def fit_here(
     raised: BaseException | None = None
     result: Any = None
     try:
-        with _own_signal_handler(), _quiet():
+        with _own_signal_handler(), _quiet(), train_context_of_this_run():
             result = make_trainer().fit()
         state = "finished"
     except KeyboardInterrupt as error:

@@ -124,10 +124,29 @@ def check_resources(
             f"({_list(free, need)} free)",
             hint=_way_out(spec, nodes, possible),
         )
+    if limits is None:
+        _check_room_for_data(spec, need.get("CPU", 0.0), total.get("CPU", 0.0), where)
     short = {k: v for k, v in need.items() if free.get(k, 0.0) < v - EPSILON}
     if short:
         return f"waiting for resources: needs {_list(need)}, free: {_list(free, need)}"
     return ""
+
+
+def _check_room_for_data(spec: RunSpec, taken: float, total: float, where: str) -> None:
+    """Check that the workers leave a CPU to Ray Data: without one, they wait for rows for ever."""
+    if not taken or total - taken > EPSILON:
+        return
+    from ray.data.dataset import MaterializedDataset
+
+    read = [n for n, d in spec.datasets.items() if not isinstance(d, MaterializedDataset)]
+    if not read:
+        return
+    fewer = int((total - 1) / spec.bundle["CPU"] + EPSILON)
+    raise ResourceError(
+        f"the workers would take all {_list({'CPU': total})} of {where}, and leave none to Ray "
+        f"Data, which reads {', '.join(map(repr, sorted(read)))} in tasks of its own",
+        hint=f"use -n {fewer}" if fewer >= 1 else "use --resources CPU=0.5, or a larger cluster",
+    )
 
 
 def check_accelerator(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import posixpath
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.fs as pafs
 
-from raynb.engine.spec import absolute_storage, filesystem_of, join_storage, without_secrets
+from raynb._ray.snapshot import CHECKPOINT
+from raynb.engine.spec import checkpoint_place, join_storage
 from raynb.errors import CheckpointError, OptionError
 
 if TYPE_CHECKING:
@@ -39,19 +39,14 @@ def checkpoint_to_resume(source: Any) -> Checkpoint:
                 hint="save some in the train function, with raynb.checkpoint(model, …)",
             )
         source = source.checkpoint
-    # Before paths: Ray's Checkpoint pretends to be one, to say that it is none.
-    if hasattr(source, "filesystem") and hasattr(source, "as_directory"):
-        filesystem, path, shown = source.filesystem, source.path, str(source.path)
-    elif isinstance(source, str | os.PathLike):
-        address = absolute_storage(source)
-        filesystem, path = filesystem_of(address)
-        shown = without_secrets(address)
-    else:
+    place = checkpoint_place(source)
+    if place is None:
         raise OptionError(
             f"a run resumes from a RunResult, a ray.train.Checkpoint or a path, not from "
             f"{type(source).__name__}",
             hint="of a run in the background, give its result" if hasattr(source, "result") else "",
         )
+    filesystem, path, shown = place
     try:
         return Checkpoint(_looked_at(filesystem, path.rstrip("/"), shown), filesystem)
     except OSError as error:
@@ -77,7 +72,7 @@ def _looked_at(filesystem: pafs.FileSystem, path: str, shown: str) -> str:
     older = sorted(
         i.path
         for i in inside
-        if i.type == pafs.FileType.Directory and i.base_name.startswith("checkpoint_")
+        if i.type == pafs.FileType.Directory and i.base_name.startswith(CHECKPOINT)
     )
     if older:  # a run's directory; Ray names checkpoints by their time
         return _looked_at(filesystem, older[-1], join_storage(shown, posixpath.basename(older[-1])))

@@ -18,7 +18,7 @@ from raynb.engine.spec import RAYNB_DIR, filesystem_of, read_record, without_sec
 from raynb.engine.supervisor import NAMESPACE, Outcome, Supervisor, supervisor_name
 from raynb.engine.v1 import replacement
 from raynb.errors import OptionError, RaynbError, SupervisorDiedError, TrainingError
-from raynb.telemetry.history import concat, read_history, to_frame
+from raynb.telemetry.history import concat, left_out, read_history, to_frame
 from raynb.telemetry.loglines import read_log
 from raynb.telemetry.mirror import Mirror
 from raynb.telemetry.units import human_bytes
@@ -421,6 +421,13 @@ class Run:
 
     def _finish(self, outcome: Outcome, history: pa.Table) -> None:
         filesystem, path = filesystem_of(self.facts.run_path)
+        if n := left_out(history):
+            text = (
+                f"history is without the {n:,} metrics with the fewest values: with them it would "
+                f"not fit into memory. {self.facts.run_path}/{RAYNB_DIR}/history has them all"
+            )
+            event = {"t": time.time(), "level": "warn", "text": text}
+            self._apply(Update({"events": [event]}))
         record = read_record(filesystem, path) or {
             **self.facts.summary,
             "name": self.name,

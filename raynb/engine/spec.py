@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -135,7 +135,7 @@ class RunSpec:
         if not re.fullmatch(r"(?!\.*$)[\w.-][\w. -]{,199}", self.name):
             raise OptionError(
                 f"the name {self.name!r} can't be a directory's name",
-                hint="use at most 200 letters, digits, '-', '_' and '.'",
+                hint="use at most 200 letters, digits, spaces, '-', '_' and '.'",
             )
         if self.resume is not None:
             from raynb.engine.resume import checkpoint_to_resume
@@ -240,7 +240,9 @@ class RunSpec:
             "max_failures": self.max_failures,
             "num_to_keep": self.num_to_keep,
             "best": None if self.best is None else ":".join(self.best),
-            "resume": None if self.resume is None else str(self.resume.path),
+            "resume": None
+            if self.resume is None
+            else address_on(self.resume.filesystem, str(self.resume.path)),
             "datasets": sorted(self.datasets),
             "backend": self.backend,
             "timeout_s": self.timeout_s,
@@ -337,7 +339,7 @@ def filesystem_of(path: str) -> tuple[pafs.FileSystem, str]:
         if "://" not in path:
             return pafs.LocalFileSystem(), path
         try:
-            filesystem, inner = pafs.FileSystem.from_uri(path)
+            filesystem, inner = pafs.FileSystem.from_uri(_quoted(path))
         except pa.ArrowInvalid as error:
             if "Unrecognized filesystem type" not in str(error):
                 raise
@@ -352,6 +354,43 @@ def filesystem_of(path: str) -> tuple[pafs.FileSystem, str]:
             f"the storage path {without_secrets(path)!r} can't be opened: {error}",
             hint=f"check the {scheme}:// address and its credentials, or use a local path",
         ) from error
+
+
+def _quoted(uri: str) -> str:
+    """A URI with the characters encoded that names of runs may have and URIs may not.
+
+    Examples
+    --------
+    >>> _quoted("s3://bucket/my%20runs/größe 3?scheme=http")
+    's3://bucket/my%20runs/gr%C3%B6%C3%9Fe%203?scheme=http'
+    """
+    return re.sub(r'[^!-~]|[<>"{}|\\^`]', lambda found: quote(found[0]), uri)
+
+
+def address_on(filesystem: pafs.FileSystem, path: str) -> str:
+    """A path on a filesystem to show and to give back, with the scheme where it needs one."""
+    return {"s3": "s3://", "gcs": "gs://"}.get(filesystem.type_name, "") + path
+
+
+def checkpoint_place(source: Any) -> tuple[pafs.FileSystem, str, str] | None:
+    """Where a ``ray.train.Checkpoint``, a path or a URI lies; None for anything else.
+
+    Returns
+    -------
+    filesystem : pyarrow.fs.FileSystem
+    path : str
+        On that filesystem.
+    shown : str
+        The address to show, without a key in it.
+    """
+    # Before paths: Ray's Checkpoint pretends to be one, to say that it is none.
+    if hasattr(source, "filesystem") and hasattr(source, "as_directory"):
+        path = str(source.path)
+        return source.filesystem, path, address_on(source.filesystem, path)
+    if not isinstance(source, str | os.PathLike):
+        return None
+    address = absolute_storage(source)
+    return *filesystem_of(address), without_secrets(address)
 
 
 def check_storage(storage_path: str, name: str) -> None:
@@ -411,12 +450,21 @@ def _free_name(filesystem: pafs.FileSystem, root: str, name: str) -> str:
     return f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
+#: What reading a run's record may raise, whatever lies there.
+UNREADABLE = (OSError, ValueError, RecursionError)
+
+
+def record_content(filesystem: pafs.FileSystem, run_dir: str) -> Any:
+    """The JSON in a run's ``raynb/record.json``; raises one of :data:`UNREADABLE`."""
+    with filesystem.open_input_stream(f"{run_dir}/{RAYNB_DIR}/record.json") as stream:
+        return json.loads(stream.read())
+
+
 def read_record(filesystem: pafs.FileSystem, run_dir: str) -> dict[str, Any] | None:
     """A run's ``raynb/record.json``, or None where there is none that can be read."""
     try:
-        with filesystem.open_input_stream(f"{run_dir}/{RAYNB_DIR}/record.json") as stream:
-            record = json.loads(stream.read())
-    except (OSError, ValueError):
+        record = record_content(filesystem, run_dir)
+    except UNREADABLE:
         return None
     return record if isinstance(record, dict) else None
 

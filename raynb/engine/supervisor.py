@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import psutil
+import pyarrow as pa
 import ray
 
 from raynb.engine.collector import TERMINAL, Collector, RunFacts
@@ -74,6 +75,8 @@ class RunSupervisor:
         os.environ.update(env)
         for name, value in RAY_DEFAULTS.items():
             os.environ.setdefault(name, value)
+        # Arrow's own pools keep what a merge of the history needed once.
+        pa.set_memory_pool(pa.system_memory_pool())
         self._collector = self._new_collector(facts)
         self._facts = facts
         self._controller: Any = None
@@ -208,6 +211,17 @@ class RunSupervisor:
         self._end(result, error)
 
     def _end(self, result: Any, error: BaseException | None) -> None:
+        try:
+            self._conclude(result, error)
+        except Exception as broken:
+            # The kernel waits for a last state and an outcome, whatever happens.
+            self._outcome = Outcome("failed", None, error or broken, None, 0)
+            shown = {"title": "the run's end failed", "rank": None, "text": repr(broken)}
+            self._collector.set_state("failed", repr(broken)[:500], error={**shown, "line": None})
+        finally:
+            self._ended.set()
+
+    def _conclude(self, result: Any, error: BaseException | None) -> None:
         failure = self._collector.first_failure()
         if error is None and result is not None:
             state, message, shown = "finished", "", None
@@ -224,7 +238,6 @@ class RunSupervisor:
         last = max((f["attempt"] for f in self._collector.failures), default=0)
         ranks = {f["rank"] for f in self._collector.failures if f["attempt"] == last}
         self._outcome = Outcome(state, result, error, failure, max(0, len(ranks) - 1))
-        self._ended.set()
 
     def _abort(self) -> None:
         time.sleep(interval_s(len(self._collector.workers())) + DRAIN_S)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from raynb.errors import OptionError
 from raynb.results.curves import Curve, last_values
 from raynb.results.text import clean_line, format_count, format_value, plural
 from raynb.telemetry.events import Floats
@@ -33,7 +34,7 @@ _COLOURS = (
     "#0072b2", "#d55e00", "#00805e", "#b0487f", "#9a6700", "#2a8fcb", "#5b4db1", "#5f5f5f",
 )  # fmt: skip
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.2, 1.6)), (0, (6, 1.8, 1.2, 1.8)))
-_INK, _MUTED, _GRID = "#1f2328", "#5c636b", "#d9dce0"
+_INK, MUTED, LINE, _GRID = "#1f2328", "#5c636b", "#a9afb6", "#d9dce0"
 #: Points a line is drawn with at most: two a pixel column.
 _MAX_POINTS = 2_000
 _MAX_MARKS = 200
@@ -131,7 +132,7 @@ def _mark_attempts(ax: Axes, curves: Sequence[Curve], x: str, start: float) -> N
         at = float(curve.step[0] if x == "step" else curve.time[0] - start)
         first[curve.attempt] = min(at, first.get(curve.attempt, at))
     for attempt in sorted(first)[1:]:
-        ax.axvline(first[attempt], color=_MUTED, linewidth=0.7, linestyle=(0, (2, 2)), label="_")
+        ax.axvline(first[attempt], color=MUTED, linewidth=0.7, linestyle=(0, (2, 2)), label="_")
         ax.annotate(
             f"attempt {attempt + 1}",
             (first[attempt], 1.0),
@@ -140,7 +141,7 @@ def _mark_attempts(ax: Axes, curves: Sequence[Curve], x: str, start: float) -> N
             textcoords="offset points",
             va="top",
             fontsize=7,
-            color=_MUTED,
+            color=MUTED,
         )
 
 
@@ -191,7 +192,7 @@ def draw_band(ax: Axes, curves: Sequence[Curve], worst: int | None) -> None:
 def _only_marks(ax: Axes, curve: Curve) -> None:
     broken = ~np.isfinite(curve.value)
     if broken.any():
-        _line(ax, curve.step[broken], curve.value[broken], _MUTED, "-", "_", 1.0, False)
+        _line(ax, curve.step[broken], curve.value[broken], MUTED, "-", "_", 1.0, False)
 
 
 def band(curves: Sequence[Curve], buckets: int = 400) -> tuple[Floats, Floats, Floats, Floats]:
@@ -243,6 +244,36 @@ def worst_rank(curves: Sequence[Curve], metric: str, mode: str | None = None) ->
     return max(values, key=lambda r: np.inf if np.isnan(values[r]) else sign * values[r])
 
 
+def user_axes(x: str, ax: Axes | None) -> Axes:
+    """Axes for a plot that a user asked for, theirs or a new figure's, with ``x`` named.
+
+    Raises
+    ------
+    OptionError
+        When ``x`` is neither ``"step"`` nor ``"time"``.
+    """
+    if x not in ("step", "time"):
+        raise OptionError(f"x must be 'step' or 'time', not {x!r}")
+    ax = given_or_new(ax)
+    ax.set_xlabel("step" if x == "step" else "seconds since the first record")
+    return ax
+
+
+def given_or_new(ax: Axes | None) -> Axes:
+    """The user's axes, or those of a new figure of theirs."""
+    if ax is None:
+        import matplotlib.pyplot as plt
+
+        _, ax = plt.subplots(figsize=(7.2, 3.2), layout="constrained")
+    return ax
+
+
+def name_lines(ax: Axes) -> None:
+    """A legend whose texts are shown as they are: metrics and runs may have any name."""
+    for text in ax.legend(fontsize="small", frameon=False).get_texts():
+        text.set_parse_math(False)
+
+
 def draw_runs(ax: Axes, runs: Sequence[tuple[str, Sequence[Curve]]], *, x: str = "step") -> None:
     """Draw one metric of several runs: a run's median over its ranks, and their range as a band.
 
@@ -287,15 +318,17 @@ def compare_png(
     shown = [c for _, curves in runs for c in curves if len(c.value)]
     if not shown:
         return None
-    figure, ax = _figure()
+    figure, ax = new_figure()
     short = [(clean_line(label, 28), curves) for label, curves in runs]
     draw_runs(ax, short, x=x)
     _dress(ax, metric, 0)
     if x == "time":
         ax.set_xlabel("seconds since the run's first record")
+    else:
+        _whole_steps(ax, shown)
     _legend(ax, *ax.get_legend_handles_labels())
     _tell_broken(ax, shown)
-    return _saved(figure)
+    return png_of(figure)
 
 
 def chart_png(
@@ -321,12 +354,10 @@ def chart_png(
     shown = [c for c in curves if c.metric == metric and len(c.value)]
     if not shown:
         return None
-    from matplotlib.ticker import MaxNLocator
-
     if x == "time":
         start = min(float(c.time[0]) for c in shown)
         shown = [dataclasses.replace(c, step=c.time - start) for c in shown]
-    figure, ax = _figure()
+    figure, ax = new_figure()
     ranks = {c.rank for c in shown}
     if len(ranks) > MAX_LINES:
         draw_band(ax, shown, worst_rank(shown, metric, mode))
@@ -335,13 +366,21 @@ def chart_png(
     _dress(ax, metric, len(ranks))
     if x == "time":
         ax.set_xlabel("seconds since the first record")
-    elif all((c.step % 1 == 0).all() for c in shown):
-        ax.xaxis.set_major_locator(MaxNLocator(nbins=9, integer=True))
+    else:
+        _whole_steps(ax, shown)
     _tell_broken(ax, shown)
-    return _saved(figure)
+    return png_of(figure)
 
 
-def _figure() -> tuple[Figure, Axes]:
+def _whole_steps(ax: Axes, curves: Sequence[Curve]) -> None:
+    """No half steps on the axis where all are whole."""
+    from matplotlib.ticker import MaxNLocator
+
+    if all((c.step % 1 == 0).all() for c in curves):
+        ax.xaxis.set_major_locator(MaxNLocator(nbins=9, integer=True))
+
+
+def new_figure() -> tuple[Figure, Axes]:
     # matplotlib's own Figure and no pyplot: nothing of the user's figures is touched.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -351,7 +390,7 @@ def _figure() -> tuple[Figure, Axes]:
     return figure, figure.add_subplot(facecolor="white")
 
 
-def _saved(figure: Figure) -> bytes:
+def png_of(figure: Figure) -> bytes:
     """The figure as a PNG of at most ``MAX_PNG`` bytes."""
     png = b""
     for dpi in (DPI, DPI * 3 // 4, DPI // 2):
@@ -377,21 +416,28 @@ def _palettised(png: io.BytesIO) -> bytes:
     return out.getvalue()
 
 
-def _dress(ax: Axes, metric: str, ranks: int) -> None:
-    """Light axes, dark text whatever the user's style says, legend beside the chart."""
+def dress(ax: Axes, title: str, xlabel: str = "") -> None:
+    """Light axes, dark text whatever the user's style says."""
     # parse_math: a "$" in a metric's name is no formula.
     ax.set_title(
-        clean_line(metric, 80), loc="left", fontsize=9, fontweight="bold", color=_INK,
+        clean_line(title, 80), loc="left", fontsize=9, fontweight="bold", color=_INK,
         parse_math=False, usetex=False,
     )  # fmt: skip
-    ax.set_xlabel("step", fontsize=8, color=_MUTED, labelpad=2, usetex=False)
+    ax.set_xlabel(
+        clean_line(xlabel, 60), fontsize=8, color=MUTED, labelpad=2, parse_math=False, usetex=False
+    )
     ax.grid(True, color=_GRID, linewidth=0.6)
     ax.set_axisbelow(True)
-    ax.tick_params(labelsize=8, colors=_MUTED, length=2.5, width=0.6)
+    ax.tick_params(labelsize=8, colors=MUTED, length=2.5, width=0.6)
     for name, spine in ax.spines.items():
         spine.set_visible(name in ("left", "bottom"))
-        spine.set_color("#a9afb6")
+        spine.set_color(LINE)
         spine.set_linewidth(0.8)
+
+
+def _dress(ax: Axes, metric: str, ranks: int) -> None:
+    """As :func:`dress`, with a legend of the ranks beside the chart."""
+    dress(ax, metric, "step")
     ax.margins(x=0.015)
     handles, labels = ax.get_legend_handles_labels()
     if ranks < 2 or not handles:

@@ -12,7 +12,7 @@ import pandas as pd
 
 from raynb.engine.spec import without_secrets
 from raynb.errors import OptionError
-from raynb.results.chart import compare_png, draw_runs
+from raynb.results.chart import compare_png, draw_runs, name_lines, user_axes
 from raynb.results.curves import default_metric, metric_names
 from raynb.results.mount import mount
 from raynb.results.open import open as open_run
@@ -58,12 +58,17 @@ def compare(*runs: RunResult | str | os.PathLike[str]) -> Comparison:
         raise OptionError(f"at most {MAX_RUNS} runs are compared at once, not {len(runs)}")
     results = []
     for run in runs:
-        if not isinstance(run, (RunResult, str, os.PathLike)):
+        result = open_run(run) if isinstance(run, (str, os.PathLike)) else run
+        if not isinstance(result, RunResult):
+            from raynb.results.tune.result import TuneResult
+
             raise OptionError(
-                f"raynb.compare takes results, paths and URIs, not {type(run).__name__}",
-                hint="a run that goes on has its result when it ends: run.wait()",
+                f"raynb.compare takes results, paths and URIs of runs, not {type(result).__name__}",
+                hint="of a search, compare its trials: raynb.compare(result[0], result[1])"
+                if isinstance(result, TuneResult)
+                else "a run that goes on has its result when it ends: run.wait()",
             )
-        results.append(run if isinstance(run, RunResult) else open_run(run))
+        results.append(result)
     return Comparison(results, _labels(results))
 
 
@@ -141,18 +146,11 @@ class Comparison:
                 f"no run has a metric {name!r}",
                 hint=f"there are {', '.join(known)}" if known else "none logged any",
             )
-        if x not in ("step", "time"):
-            raise OptionError(f"x must be 'step' or 'time', not {x!r}")
-        if ax is None:
-            import matplotlib.pyplot as plt
-
-            _, ax = plt.subplots(figsize=(7.2, 3.2), layout="constrained")
+        ax = user_axes(x, ax)
         if name is not None:
             draw_runs(ax, self._groups(name), x=x)
             ax.set_ylabel(name, parse_math=False)
-            for text in ax.legend(fontsize="small", frameon=False).get_texts():
-                text.set_parse_math(False)
-        ax.set_xlabel("step" if x == "step" else "seconds since the first record")
+            name_lines(ax)
         return ax
 
     def chart(self, metric: str, x: str = "step") -> bytes | None:
@@ -171,7 +169,7 @@ class Comparison:
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
         metric = default_metric(self.metrics)
-        png, note = None, "" if metric is not None else "No metrics were logged."
+        png, note = None, "" if metric is not None else "No metrics to show."
         try:
             png = self.chart(metric) if metric is not None else None
         except Exception as error:

@@ -18,6 +18,7 @@ from raynb.errors import RaynbError
 from raynb.results.checkpoints import VARIABLE, CheckpointRow
 from raynb.results.fetch import watching
 from raynb.results.loaders import load_checkpoint
+from raynb.results.mount import shell
 from raynb.results.text import clean, format_count
 from raynb.telemetry.units import human_bytes, human_seconds
 
@@ -305,11 +306,10 @@ _watched: list[Any] = []
 def _watch_cells(controls: LoadControls) -> None:
     """Refresh the offered models after each cell, as long as the controls are there."""
     _forms.add(controls)
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    if shell is not None and shell not in _watched:
-        _watched.append(shell)
-        shell.events.register("post_run_cell", _after_cell)
+    here = shell()
+    if here is not None and here not in _watched:
+        _watched.append(here)
+        here.events.register("post_run_cell", _after_cell)
 
 
 def _after_cell(*_: object) -> None:

@@ -25,11 +25,15 @@ Build = Callable[[], Mapping[str, Any]]
 _mounts: OrderedDict[str, Mount] = OrderedDict()
 
 
+def shell() -> Any:
+    """The IPython shell that runs this code, or None; never imports IPython."""
+    ipython = sys.modules.get("IPython")
+    return ipython.get_ipython() if ipython is not None else None
+
+
 def in_notebook() -> bool:
     """Whether a Jupyter kernel runs this code."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return shell is not None and getattr(shell, "kernel", None) is not None
+    return getattr(shell(), "kernel", None) is not None
 
 
 def mount(token: str, build: Build) -> str:
@@ -48,20 +52,19 @@ def mount(token: str, build: Build) -> str:
         The token that :func:`raynb.results.static.place` marks the places with; ``""`` where no
         kernel runs.
     """
-    if token in _mounts:
-        _mounts.move_to_end(token)
-        return token
     if not in_notebook():
         return ""
-    try:
-        made = Mount(build)
-    except Exception:
-        # Without widgets the record is as good as it is in a file.
-        return ""
-    _mounts[made.token] = made
+    if token not in _mounts:
+        token = uuid.uuid4().hex[:12]
+        try:
+            _mounts[token] = Mount(token, build)
+        except Exception:
+            # Without widgets the record is as good as it is in a file.
+            return ""
+    _mounts.move_to_end(token)
     if len(_mounts) > MAX_MOUNTS:
         _mounts.popitem(last=False)[1].end()
-    return made.token
+    return token
 
 
 class Mount(anywidget.AnyWidget):
@@ -69,15 +72,16 @@ class Mount(anywidget.AnyWidget):
 
     Parameters
     ----------
+    token : str
     build : callable
     """
 
     _esm = traitlets.Unicode("").tag(sync=True)
     token = traitlets.Unicode("").tag(sync=True)
 
-    def __init__(self, build: Build) -> None:
+    def __init__(self, token: str, build: Build) -> None:
         source = pathlib.Path(__file__).with_name("mount.js").read_text(encoding="utf-8")
-        super().__init__(_esm=source, token=uuid.uuid4().hex[:12])
+        super().__init__(_esm=source, token=token)
         self._build = build
         self._built: Mapping[str, Any] | None = None
         self.on_msg(self._message)
@@ -92,6 +96,7 @@ class Mount(anywidget.AnyWidget):
 
     def end(self) -> None:
         """Take the widgets away; the static record comes back in their place."""
+        _mounts.pop(self.token, None)
         with contextlib.suppress(Exception):
             for widget in (self._built or {}).values():
                 _close(widget)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import os
 import posixpath
 from typing import Any
@@ -11,15 +10,22 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from raynb.engine.spec import RAYNB_DIR, absolute_storage, filesystem_of, without_secrets
-from raynb.errors import StorageError
+from raynb._ray.snapshot import CHECKPOINT, SNAPSHOT
+from raynb.engine.collector import TERMINAL
+from raynb.engine.spec import (
+    RAYNB_DIR,
+    UNREADABLE,
+    absolute_storage,
+    filesystem_of,
+    record_content,
+    without_secrets,
+)
+from raynb.errors import OptionError, StorageError
+from raynb.results.left import is_run
 from raynb.results.run_result import RunResult
 from raynb.results.text import clean_line, plural
 from raynb.telemetry.history import concat, salvage_history
 
-#: What Ray Train keeps of a run's checkpoints, and with it the sign of a plain Ray run.
-SNAPSHOT = "checkpoint_manager_snapshot.json"
-_CHECKPOINT = "checkpoint_"
 _MAX_TOLD = 4
 
 
@@ -42,7 +48,15 @@ def open(path: str | os.PathLike[str]) -> Any:
     ------
     StorageError
         When the storage can't be read, or there is no run.
+    OptionError
+        For what is no path.
     """
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+        what = repr(path) if path == "" else type(path).__name__
+        raise OptionError(
+            f"a run is opened from its directory's path or URI, not from {what}",
+            hint="of a result, it is result.path",
+        )
     source = absolute_storage(path)
     filesystem, inner = filesystem_of(source)
     inner = inner.rstrip("/")
@@ -60,8 +74,6 @@ def open(path: str | os.PathLike[str]) -> Any:
         notes.append(_unread_note(unread, history.num_rows, record))
     else:
         notes.append("A run of plain Ray Train: there is no raynb record, and no history.")
-    if SNAPSHOT not in names and any(name.startswith(_CHECKPOINT) for name in names):
-        notes.append(f"{SNAPSHOT} is missing: which checkpoints Ray kept isn't known.")
     kind: Any = RunResult
     if record is not None and record.get("kind") == "tune":
         from raynb.results.tune.result import TuneResult
@@ -83,13 +95,11 @@ def open(path: str | os.PathLike[str]) -> Any:
 
 def load_record(filesystem: pafs.FileSystem, run_dir: str) -> tuple[dict[str, Any] | None, str]:
     """A run's record, and why it can't be read where there is one that can't."""
-    path = f"{run_dir}/{RAYNB_DIR}/record.json"
     try:
-        with filesystem.open_input_stream(path) as stream:
-            record = json.loads(stream.read())
+        record = record_content(filesystem, run_dir)
     except FileNotFoundError:
         return None, ""
-    except (OSError, ValueError) as error:
+    except UNREADABLE as error:
         why = f"{type(error).__name__}: {clean_line(error, 200)}"
         return None, f"The run's record can't be read ({why}): options and workers aren't known."
     if not isinstance(record, dict):
@@ -147,11 +157,7 @@ def _names_in(filesystem: pafs.FileSystem, inner: str, source: str) -> list[str]
 
 def _no_run(filesystem: pafs.FileSystem, inner: str, source: str, names: list[str]) -> StorageError:
     shown = without_secrets(source)
-    runs = []
-    for name in names[:200]:
-        marks = [f"{inner}/{name}/{RAYNB_DIR}/record.json", f"{inner}/{name}/{SNAPSHOT}"]
-        if any(i.type == pafs.FileType.File for i in filesystem.get_file_info(marks)):
-            runs.append(name)
+    runs = [name for name in names[:200] if is_run(filesystem, f"{inner}/{name}")]
     if runs:
         told = ", ".join(runs[:_MAX_TOLD]) + (", …" if len(runs) > _MAX_TOLD else "")
         return StorageError(
@@ -159,7 +165,7 @@ def _no_run(filesystem: pafs.FileSystem, inner: str, source: str, names: list[st
             hint=f"raynb.runs({shown!r}) lists them; open one by its own path",
         )
     parent = posixpath.basename(inner)
-    if parent == RAYNB_DIR or parent.startswith(_CHECKPOINT):
+    if parent == RAYNB_DIR or parent.startswith(CHECKPOINT):
         return StorageError(
             f"{shown} is part of a run and no run", hint="give the directory above it"
         )
@@ -170,10 +176,16 @@ def _no_run(filesystem: pafs.FileSystem, inner: str, source: str, names: list[st
 
 
 def _unread_note(unread: list[str], rows: int, record: dict[str, Any] | None) -> str:
-    if not unread:
+    record = record or {}
+    of = record.get("rows")
+    more_were = isinstance(of, int) and of > rows
+    if unread:
+        told = "; ".join(unread[:_MAX_TOLD])
+        more = f"; and {len(unread) - _MAX_TOLD} more" if len(unread) > _MAX_TOLD else ""
+        what = f"Parts of the history can't be read ({told}{more})"
+    elif more_were and record.get("state") in TERMINAL:
+        # Of a run that goes on the last ones aren't written yet.
+        what = "Parts of the history are missing"
+    else:
         return ""
-    told = "; ".join(unread[:_MAX_TOLD])
-    more = f"; and {len(unread) - _MAX_TOLD} more" if len(unread) > _MAX_TOLD else ""
-    of = (record or {}).get("rows")
-    known = f" of {of:,}" if isinstance(of, int) and of >= rows else ""
-    return f"Parts of the history can't be read ({told}{more}): {rows:,}{known} records are here."
+    return f"{what}: {rows:,}{f' of {of:,}' if more_were else ''} records are here."

@@ -177,7 +177,9 @@ class Table:
 def duration_of(record: Mapping[str, Any]) -> float | None:
     """Seconds from start to end; None while either is unknown."""
     started, ended = number(record.get("started")), number(record.get("ended"))
-    return None if started is None or ended is None else max(0.0, ended - started)
+    if started is None or ended is None or not math.isfinite(ended - started):
+        return None
+    return max(0.0, ended - started)
 
 
 def workers_of(record: Mapping[str, Any]) -> int | None:

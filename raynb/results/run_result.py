@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import posixpath
 import time
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -17,7 +19,7 @@ from ray.train import Result
 from raynb.engine.collector import TERMINAL
 from raynb.engine.spec import without_secrets
 from raynb.errors import OptionError, TrainingError
-from raynb.results.chart import MAX_LINES, chart_png, draw_lines
+from raynb.results.chart import MAX_LINES, chart_png, draw_lines, name_lines, user_axes
 from raynb.results.checkpoints import CheckpointRow, Listing, checkpoint_rows
 from raynb.results.curves import (
     Curve,
@@ -29,7 +31,8 @@ from raynb.results.curves import (
     last_values,
     metric_names,
 )
-from raynb.results.mount import mount
+from raynb.results.left import left_on_storage
+from raynb.results.mount import mount, shell
 from raynb.results.page import (
     Page,
     duration_of,
@@ -49,7 +52,7 @@ from raynb.results.text import (
     number,
     plural,
 )
-from raynb.telemetry.history import concat, to_frame
+from raynb.telemetry.history import BASE_COLUMNS, concat, to_frame
 from raynb.telemetry.units import human_seconds
 
 if TYPE_CHECKING:
@@ -91,6 +94,8 @@ class RunResult(Result):
     #: Where the history's NaN was logged; without it a diverged loss would look absent.
     _nan_rows: NanRows = field(default_factory=dict)
     _notes: list[str] = field(default_factory=list)
+    #: What is wrong with the checkpoints, when not all of them can be used.
+    _incomplete: str = ""
     _listing: Listing = field(default_factory=Listing)
     _live: str = ""
 
@@ -136,7 +141,8 @@ class RunResult(Result):
             "_storage_filesystem": filesystem,
         }
         if ray_result is None:
-            ray_result, note = _left_on_storage(path, filesystem)
+            keep = mapping(record.get("options")).get("num_to_keep")
+            ray_result, note = left_on_storage(path, filesystem, keep)
         if ray_result is not None:
             fields |= {f.name: getattr(ray_result, f.name) for f in dataclasses.fields(ray_result)}
         nan_rows: NanRows = {}
@@ -154,6 +160,7 @@ class RunResult(Result):
             uri=uri or str(fields["path"]),
             _nan_rows=nan_rows,
             _notes=[note] if note else [],
+            _incomplete=note,
         )
 
     @property
@@ -264,6 +271,9 @@ class RunResult(Result):
         """
         from raynb.results.loaders import checkpoint_of, load_checkpoint
 
+        if self._incomplete:
+            # Else "best" would silently be the best of those that are left.
+            warnings.warn(self._incomplete, stacklevel=2)
         return load_checkpoint(
             checkpoint_of(self, which),
             into,
@@ -280,7 +290,7 @@ class RunResult(Result):
     def plot(
         self,
         metrics: str | Sequence[str] | None = None,
-        ranks: Iterable[int] | None = None,
+        ranks: int | Iterable[int] | None = None,
         x: str = "step",
         ax: Axes | None = None,
     ) -> Axes:
@@ -291,7 +301,7 @@ class RunResult(Result):
         metrics : str or sequence of str, optional
             Columns of the history; by default the first one with "loss" in its name, else the
             first one.
-        ranks : iterable of int, optional
+        ranks : int or iterable of int, optional
             All by default.
         x : {"step", "time"}
             ``time`` is seconds since the first record shown.
@@ -312,35 +322,40 @@ class RunResult(Result):
             first = default_metric(known)
             names = [] if first is None else [first]
         else:
-            names = [metrics] if isinstance(metrics, str) else list(metrics)
+            names = [metrics] if isinstance(metrics, str) else _listed("metrics", metrics)
         missing = [name for name in names if name not in known]
+        others = set(self.history.columns) - set(BASE_COLUMNS)
+        texts = [name for name in missing if isinstance(name, str) and name in others]
+        if texts:
+            raise OptionError(
+                f"{texts[0]!r} is no number, so it can't be plotted",
+                hint=f"numbers are {', '.join(known)}" if known else "",
+            )
         if missing:
             raise OptionError(
                 f"the history has no metric {', '.join(map(repr, missing))}",
                 hint=f"it has {', '.join(known)}" if known else "log some with raynb.log(...)",
             )
-        if x not in ("step", "time"):
-            raise OptionError(f"x must be 'step' or 'time', not {x!r}")
-        wanted = None if ranks is None else set(ranks)
-        there = set(self.history["rank"]) if "rank" in self.history else set()
-        if wanted is not None and not wanted <= there:
-            raise OptionError(
-                f"the history has no rank {', '.join(map(str, sorted(wanted - there)))}",
-                hint=f"it has {', '.join(map(str, sorted(there)))}" if there else "",
+        wanted: list[int] | None = None
+        if ranks is not None:
+            wanted = (
+                [int(ranks)] if isinstance(ranks, int | np.integer) else _listed("ranks", ranks)
             )
+            there = sorted(set(self.history["rank"])) if "rank" in self.history else []
+            unknown = [rank for rank in wanted if rank not in there]
+            if unknown:
+                raise OptionError(
+                    f"the history has no rank {', '.join(map(repr, unknown))}",
+                    hint=f"it has {', '.join(map(str, there))}" if there else "",
+                )
         curves = curves_of(self.history, self._nan_rows, metrics=names, ranks=wanted)
-        if ax is None:
-            import matplotlib.pyplot as plt
-
-            _, ax = plt.subplots(figsize=(7.2, 3.2), layout="constrained")
+        ax = user_axes(x, ax)
         draw_lines(ax, curves, x=x, several=len(names) > 1)
-        ax.set_xlabel("step" if x == "step" else "seconds since the first record")
         if len(names) == 1:
             ax.set_ylabel(names[0], parse_math=False)
         lines = len({(c.metric, c.rank) for c in curves})
         if 1 < lines <= MAX_LINES:
-            for text in ax.legend(fontsize="small", frameon=False).get_texts():
-                text.set_parse_math(False)
+            name_lines(ax)
         return ax
 
     def _page(self) -> Page:
@@ -381,7 +396,7 @@ class RunResult(Result):
         }
 
     def _why_no_metrics(self) -> str:
-        if self.metrics is not None or not len(self.history):
+        if self.metrics is not None or self.checkpoint is not None or not len(self.history):
             return ""
         n = len(self.history)
         kept = f"all {n:,} records are" if n > 1 else "the record is"
@@ -402,8 +417,12 @@ class RunResult(Result):
             facts.append(plural(self.num_workers, "worker"))
         lines = [" · ".join(facts)]
         if self.error is not None:
-            first = clean(self.error, 1_000).strip().partition("\n")[0]
-            lines.append(f"  error        {type(self.error).__name__}: {clean_line(first)}")
+            # Ray's own text is a headline alone: what failed, and where, is in the record.
+            told = mapping(self.record.get("error")).get("title")
+            if not told:
+                first = clean(self.error, 1_000).strip().partition("\n")[0]
+                told = f"{type(self.error).__name__}: {first}"
+            lines.append(f"  error        {clean_line(told, 500)}")
         if self.metrics is not None:
             shown = ", ".join(
                 f"{clean_line(k, 40)} {format_value(v)}"
@@ -427,16 +446,15 @@ class RunResult(Result):
             lines.append("  checkpoints  none")
         where = without_secrets(self.uri or str(self.path))
         lines.append(f"  path         {clean_line(where, 500)}")
+        lines += [f"  note         {clean_line(note, 500)}" for note in self._notes]
         return lines
 
     def _controls(self) -> dict[str, Any]:
         """Widgets for the places of the display, in a live notebook."""
-        from IPython.core.getipython import get_ipython
-
         from raynb.results.controls import curve_chooser, load_places
 
         page = self._page()
-        namespace = getattr(get_ipython(), "user_ns", {})
+        namespace = getattr(shell(), "user_ns", {})
         places = load_places(shown_checkpoints(page), self.uri, namespace)
         metric = page.metric
         if metric is not None:
@@ -476,18 +494,11 @@ class RunResult(Result):
             return {"text/plain": f"{self!r}\n{told}"}
 
 
-def _left_on_storage(path: str, filesystem: pafs.FileSystem | None) -> tuple[Result | None, str]:
-    """Ray's result of a run that did not finish, and a note when it can't be read."""
+def _listed(what: str, given: Any) -> list[Any]:
     try:
-        return Result.from_path(path, storage_filesystem=filesystem), ""
-    except RuntimeError:
-        # Ray's answer where a run left no checkpoint: nothing to tell.
-        return None, ""
-    except Exception as error:
-        return None, (
-            "The checkpoints that this run left can't be read: "
-            f"{type(error).__name__}: {clean_line(error, 300)}"
-        )
+        return list(given)
+    except TypeError:
+        raise OptionError(f"{what} must be one or a list, not {given!r}") from None
 
 
 def _error_of(record: Mapping[str, Any]) -> TrainingError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +12,7 @@ from typing import Any
 import pandas as pd
 import pyarrow.fs as pafs
 
+from raynb._ray.snapshot import SNAPSHOT
 from raynb.engine.collector import TERMINAL
 from raynb.engine.spec import (
     absolute_storage,
@@ -22,11 +22,12 @@ from raynb.engine.spec import (
     without_secrets,
 )
 from raynb.errors import OptionError, StorageError
-from raynb.results.mount import mount
-from raynb.results.open import SNAPSHOT, last_written, load_record, unreadable
+from raynb.results.left import is_run
+from raynb.results.mount import mount, shell
+from raynb.results.open import last_written, load_record, unreadable
 from raynb.results.open import open as open_run
 from raynb.results.page import Table, best_of, duration_of, state_of, told_best, workers_of
-from raynb.results.static import render_table, text_table
+from raynb.results.static import boxed_table, render_table, text_table
 from raynb.results.text import UNKNOWN, clean_line, format_moment, number, plural
 from raynb.telemetry.units import human_seconds
 
@@ -56,11 +57,15 @@ def runs(storage_path: str | os.PathLike[str] | None = None) -> RunsTable:
     ------
     StorageError
         When it can't be read.
+    OptionError
+        For what is no path.
 
     Examples
     --------
     >>> raynb.runs("s3://bucket/runs").sort("best")["demo"]  # doctest: +SKIP
     """
+    if storage_path is not None and not isinstance(storage_path, str | os.PathLike):
+        raise OptionError(f"runs are listed on a path or URI, not on {type(storage_path).__name__}")
     source = absolute_storage(storage_path or _configured() or default_storage())
     filesystem, inner = filesystem_of(source)
     inner = inner.rstrip("/")
@@ -80,6 +85,12 @@ def runs(storage_path: str | os.PathLike[str] | None = None) -> RunsTable:
             pool.map(lambda name: _row(filesystem, f"{inner}/{name}", name, source), names)
         )
     rows = [row for row in found if row is not None]
+    if not rows and is_run(filesystem, inner):
+        shown = without_secrets(source)
+        raise StorageError(
+            f"{shown} is a run itself",
+            hint=f"raynb.open({shown!r}) opens it; runs are listed on the directory above",
+        )
     frame = pd.DataFrame(rows, columns=list(COLUMNS))
     for column in ("started", "duration", "best", "workers", "records", "written"):
         frame[column] = pd.to_numeric(frame[column])
@@ -139,6 +150,10 @@ class RunsTable:
     def __getitem__(self, which: str | int) -> Any:
         """Open a run or a search by its name, or by its place in the table."""
         if isinstance(which, int):
+            if not -len(self) <= which < len(self):
+                raise OptionError(
+                    f"there is no run {which} in a table of {plural(len(self), 'run')}"
+                )
             return open_run(join_storage(self.storage_path, self.frame["name"].iloc[which]))
         if which not in set(self.frame["name"]):
             raise StorageError(
@@ -187,10 +202,8 @@ class RunsTable:
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         self._live = mount(self._live, self._controls) if len(self) > 1 else ""
-        return {"text/plain": repr(self), "text/html": self._html(self._live)}
-
-    def _html(self, live: str = "") -> str:
-        return render_table(self._title, self._table(), live)
+        html = boxed_table(self._title, self._table(), self._live)
+        return {"text/plain": repr(self), "text/html": html}
 
     def _controls(self) -> dict[str, Any]:
         """Widgets for the place of the table, in a live notebook."""
@@ -199,7 +212,7 @@ class RunsTable:
         columns = ("name", "state", "started", "duration", "best", "workers", "records")
 
         def render(column: str, high_first: bool) -> str:
-            return self.sort(column, descending=high_first)._html()
+            return render_table(self._title, self.sort(column, high_first)._table())
 
         return {"table": table_sorter(columns, "started", render)}
 
@@ -249,7 +262,5 @@ def _best(row: Mapping[Any, Any]) -> str:
 
 def _configured() -> str:
     """The notebook's own default, where raynb is loaded in one."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    found = (c for c in getattr(shell, "configurables", ()) if type(c).__name__ == "RayNB")
+    found = (c for c in getattr(shell(), "configurables", ()) if type(c).__name__ == "RayNB")
     return str(getattr(next(found, None), "storage_path", "") or "")

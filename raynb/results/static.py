@@ -54,7 +54,7 @@ _DROPPED_FIRST = (
 
 # Only inline styles survive GitHub and nbconvert, and no colour may rely on the page's: the text
 # inherits its colour, lines and fills are see-through.
-_MUTED = "opacity:.72"
+MUTED = "opacity:.72"
 _LINE = "1px solid rgba(128,128,128,.32)"
 _MONO = (
     "font-family:var(--jp-code-font-family,ui-monospace,Menlo,Consolas,monospace);font-size:12px"
@@ -89,21 +89,21 @@ def render_html(page: Page, png: bytes | None = None) -> str:
     """
     sections = {
         "head": _head(page),
-        "error": _error(page),
+        "error": error_section(page),
         "hints": hints_html(page.record.get("hints"), page.record.get("started")),
         "chart": _chart(page, png),
         "metrics": _metrics(page),
         "workers": _workers(page),
         "checkpoints": _checkpoints(page),
-        "captured names": _folded(capture_title(page), _table(capture_table(page))),
-        "options": _folded("all options", _all_options(page)),
-        "environment": _folded("environment", _table(environment_table(page))),
-        "source": _folded("source of the cell", _source(page)),
+        "captured names": folded(capture_title(page), table_section(capture_table(page))),
+        "options": folded("all options", options_section(page)),
+        "environment": folded("environment", table_section(environment_table(page))),
+        "source": folded("source of the cell", source_section(page)),
         "events": _events(page),
-        "foot": _foot(page),
+        "foot": foot(page),
     }
     left_out: list[str] = []
-    html = _wrap(sections.values())
+    html = wrap(sections.values())
     for name in _DROPPED_FIRST:
         if len(html.encode()) <= MAX_HTML:
             break
@@ -111,23 +111,23 @@ def render_html(page: Page, png: bytes | None = None) -> str:
         if sections[name]:
             sections[name] = ""
             left_out.append(name)
-            told = _p(f"left out, the page would be too large: {', '.join(left_out)}", _MUTED)
-            html = _wrap([*sections.values(), told])
+            told = paragraph(f"left out, the page would be too large: {', '.join(left_out)}", MUTED)
+            html = wrap([*sections.values(), told])
     return html
 
 
-def _wrap(sections: Iterable[str]) -> str:
+def wrap(sections: Iterable[str]) -> str:
     return f'<div style="{_BOX}">{"".join(sections)}</div>'
 
 
-def _p(text: str, style: str = "") -> str:
+def paragraph(text: str, style: str = "") -> str:
     """One paragraph of untrusted text; nothing for an empty one."""
     if not text:
         return ""
     return f'<p style="margin:4px 0;{style}">{escape(text).replace(chr(10), "<br>")}</p>'
 
 
-def _pill(state: object) -> str:
+def pill(state: object) -> str:
     icon, word, tone = state_of(state)
     rgb = _TONES[tone]
     return (
@@ -141,21 +141,21 @@ def _head(page: Page) -> str:
     name = clean_line(page.record.get("name") or "run", 120)
     best = best_line(page)
     head = (
-        f'<div style="margin:0 0 2px">{_pill(page.record.get("state"))} '
+        f'<div style="margin:0 0 2px">{pill(page.record.get("state"))} '
         f'<b style="font-size:15px;margin-left:4px">{escape(name)}</b></div>'
     )
     facts = " · ".join(head_facts(page))
     return (
         head
-        + _p(facts, _MUTED)
+        + paragraph(facts, MUTED)
         + _changed_options(page)
         + (f'<p style="margin:4px 0">best {escape(best)}</p>' if best else "")
-        + _p(note_text(page))
-        + _p(dropped_line(page), "font-weight:600")
+        + paragraph(note_text(page))
+        + paragraph(dropped_line(page), "font-weight:600")
     )
 
 
-def _error(page: Page) -> str:
+def error_section(page: Page) -> str:
     error = error_box(page)
     if error is None:
         return ""
@@ -203,7 +203,7 @@ def _chart(page: Page, png: bytes | None) -> str:
         return ""
     data = base64.b64encode(png).decode()
     if len(data) > _MAX_CHART * 4 // 3:
-        return _p("The chart is too large for this page.", _MUTED)
+        return paragraph("The chart is too large for this page.", MUTED)
     alt = escape(chart_alt(page.curves, metric))
     return place(page.live, "curves", picture(data, alt))
 
@@ -233,7 +233,7 @@ def _row(cells: Sequence[str], table: Table, tag: str, first: str | None = None)
         right = column in table.numeric
         style = f"{_CELL};text-align:{'right' if right else 'left'}"
         if tag == "th":
-            style += f";font-weight:600;{_MUTED}"
+            style += f";font-weight:600;{MUTED}"
         # Numbers and short words stay on one line; a long text may break.
         if right or len(text) <= 24:
             style += ";white-space:nowrap"
@@ -242,7 +242,7 @@ def _row(cells: Sequence[str], table: Table, tag: str, first: str | None = None)
     return f'<tr style="background:transparent">{"".join(parts)}</tr>'
 
 
-def _table(
+def table_section(
     table: Table | None, limit: int = _MAX_SECTION, first: Sequence[str] | None = None
 ) -> str:
     """A table whose rows stop at ``limit`` bytes, with the count of what was cut."""
@@ -265,11 +265,11 @@ def _table(
         '<div style="overflow-x:auto"><table style="border-collapse:collapse;border:0;margin:6px 0;'
         f'font-size:12px"><thead style="border:0;border-bottom:{_LINE}">'
         f"{_row(table.heads, table, 'th', '' if first else None)}</thead>"
-        f"<tbody>{''.join(rows)}</tbody></table></div>{_p(cut, _MUTED)}"
+        f"<tbody>{''.join(rows)}</tbody></table></div>{paragraph(cut, MUTED)}"
     )
 
 
-def _folded(title: str, inner: str) -> str:
+def folded(title: str, inner: str) -> str:
     """A section that opens on a click; nothing when it has no content."""
     if not inner:
         return ""
@@ -282,23 +282,23 @@ def _folded(title: str, inner: str) -> str:
 def _metrics(page: Page) -> str:
     table = metric_table(page)
     if table is None:
-        return _p("No metrics were logged.", _MUTED)
-    return _table(table)
+        return paragraph("No metrics to show.", MUTED)
+    return table_section(table)
 
 
 def _workers(page: Page) -> str:
     table = worker_table(page)
-    html = _p(data_line(page), _MUTED)
+    html = paragraph(data_line(page), MUTED)
     if table is None:
         return html
     # More room than for another section: this one has the most rows of numbers.
     if len(table.rows) <= OPEN_WORKERS:
-        return _table(table, 2 * _MAX_SECTION) + html
+        return table_section(table, 2 * _MAX_SECTION) + html
     first = Table(table.heads, table.rows[:OPEN_WORKERS], "", table.numeric)
     rest = Table(table.heads, table.rows[OPEN_WORKERS:], table.cut, table.numeric)
     return (
-        _table(first, 2 * _MAX_SECTION)
-        + _folded(plural(len(rest.rows), "more worker"), _table(rest, 4 * _MAX_SECTION))
+        table_section(first, 2 * _MAX_SECTION)
+        + folded(plural(len(rest.rows), "more worker"), table_section(rest, 4 * _MAX_SECTION))
         + html
     )
 
@@ -312,7 +312,7 @@ def _checkpoints(page: Page) -> str:
     buttons = [place(page.live, f"load-{row.index}") for row in rows] if page.live else None
     return (
         f'<div style="margin:8px 0;padding-top:4px;border-top:{_LINE}">'
-        f"<b>Checkpoints</b>{_table(table, first=buttons)}"
+        f"<b>Checkpoints</b>{table_section(table, first=buttons)}"
         f"{place(page.live, 'load')}{_load_code(page)}</div>"
     )
 
@@ -320,7 +320,7 @@ def _checkpoints(page: Page) -> str:
 def _load_code(page: Page) -> str:
     """The lines that load the checkpoints: one open, the others folded."""
     lines = [f"# {what}\n{code}" for code, what in load_lines(page)]
-    shown = _code("import raynb  " + lines[0])
+    shown = code_section("import raynb  " + lines[0])
     size = 0
     kept: list[str] = []
     for line in lines[1:]:
@@ -329,10 +329,10 @@ def _load_code(page: Page) -> str:
             kept.append(f"# {plural(len(lines) - 1 - len(kept), 'more line')} left out here")
             break
         kept.append(line)
-    return shown + _folded("load another", _code("\n".join(kept)) if kept else "")
+    return shown + folded("load another", code_section("\n".join(kept)) if kept else "")
 
 
-def _code(text: str) -> str:
+def code_section(text: str) -> str:
     return (
         f'<pre style="{_PRE_STYLE};{_MONO};font-size:11px;padding:4px 8px;border-radius:4px;'
         f'background:rgba(128,128,128,.1)">{escape(text)}</pre>'
@@ -345,7 +345,7 @@ def _changed_options(page: Page) -> str:
     parts: list[str] = []
     size = 0
     for name, value in changed:
-        html = f'<span style="{_MUTED}">{escape(name)}</span>&nbsp;{escape(value)}'
+        html = f'<span style="{MUTED}">{escape(name)}</span>&nbsp;{escape(value)}'
         size += len(html.encode())
         if size > _MAX_SECTION // 2:
             parts.append(f"{plural(len(changed) - len(parts), 'more option')} left out here")
@@ -354,14 +354,14 @@ def _changed_options(page: Page) -> str:
     return f'<p style="margin:4px 0">{" · ".join(parts)}</p>' if parts else ""
 
 
-def _all_options(page: Page) -> str:
+def options_section(page: Page) -> str:
     changed, same = option_rows(page)
     rows = [(name, value, "") for name, value in changed]
     rows += [(name, value, "default") for name, value in same]
-    return _table(Table(("option", "value", ""), rows)) if rows else ""
+    return table_section(Table(("option", "value", ""), rows)) if rows else ""
 
 
-def _source(page: Page) -> str:
+def source_section(page: Page) -> str:
     source = page.record.get("source")
     if not isinstance(source, str) or not source:
         return ""
@@ -373,16 +373,17 @@ def _events(page: Page) -> str:
     rows, cut = event_rows(page)
     if not rows:
         return ""
-    return _folded(
-        f"{plural(len(rows), 'event')}", _table(Table(("after", "level", "event"), rows, cut))
+    return folded(
+        f"{plural(len(rows), 'event')}",
+        table_section(Table(("after", "level", "event"), rows, cut)),
     )
 
 
-def _foot(page: Page) -> str:
+def foot(page: Page) -> str:
     versions = versions_line(page)
     return (
         f'<div style="margin:8px 0 0;padding-top:4px;border-top:{_LINE};font-size:12px">'
-        f"{_p('stored in ' + stored_at(page), _MUTED)}{_p(versions, _MUTED)}</div>"
+        f"{paragraph('stored in ' + stored_at(page), MUTED)}{paragraph(versions, MUTED)}</div>"
     )
 
 
@@ -403,12 +404,12 @@ def render_text(page: Page) -> str:
         lines += [f"  {error.place}"] if error.place else []
         lines += [f"  | {line}" for line in error.text.splitlines()[-40:]]
     lines += hints_text(page.record.get("hints"), page.record.get("started"))
-    lines += _text_block("", metric_table(page), OPEN_WORKERS)
-    lines += _text_block("", worker_table(page), OPEN_WORKERS)
+    lines += text_block("", metric_table(page), OPEN_WORKERS)
+    lines += text_block("", worker_table(page), OPEN_WORKERS)
     data = data_line(page)
     lines += [data] if data else []
     if (checkpoints := checkpoint_table(page)) is not None:
-        lines += _text_block("checkpoints", checkpoints, len(checkpoints.rows))
+        lines += text_block("checkpoints", checkpoints, len(checkpoints.rows))
         lines += ["", *(f"  {code}  # {what}" for code, what in load_lines(page)[:1])]
     changed, _ = option_rows(page)
     if changed:
@@ -423,7 +424,7 @@ def render_text(page: Page) -> str:
     return "\n".join(lines)
 
 
-def _text_block(title: str, table: Table | None, most: int) -> list[str]:
+def text_block(title: str, table: Table | None, most: int) -> list[str]:
     if table is None:
         return []
     rows = [table.heads, *table.rows[:most]]
@@ -444,14 +445,19 @@ def _text_block(title: str, table: Table | None, most: int) -> list[str]:
 # -- tables alone --------------------------------------------------------------------------------
 
 
-def render_table(title: str, table: Table, live: str = "") -> str:
-    """A table with a head line as one HTML fragment; everything escaped."""
-    return _wrap([place(live, "table", f"<b>{escape(title)}</b>{_table(table, MAX_HTML)}")])
+def render_table(title: str, table: Table) -> str:
+    """A table with a head line as HTML; everything escaped."""
+    return f"<b>{escape(title)}</b>{table_section(table, MAX_HTML)}"
+
+
+def boxed_table(title: str, table: Table, live: str = "") -> str:
+    """:func:`render_table` as one fragment of a page."""
+    return wrap([place(live, "table", render_table(title, table))])
 
 
 def text_table(title: str, table: Table) -> str:
     """The same as plain text."""
-    return "\n".join([title, *_text_block("", table, len(table.rows))[1:]])
+    return "\n".join([title, *text_block("", table, len(table.rows))[1:]])
 
 
 def comparison_bundle(
@@ -466,21 +472,21 @@ def comparison_bundle(
 ) -> dict[str, str]:
     """Several runs as a mime bundle: chart, how each ended, in what they differ."""
     same = "The runs have the same options."
-    parts = [f"<b>{escape(title)}</b>", _p(note, _MUTED)]
+    parts = [f"<b>{escape(title)}</b>", paragraph(note, MUTED)]
     if png is not None:
         alt = escape(f"Chart of {clean_line(metric, 80)}, a line a run")
         parts.append(place(live, "curves", picture(base64.b64encode(png).decode(), alt)))
     parts += [
-        _table(summary, 2 * _MAX_SECTION),
+        table_section(summary, 2 * _MAX_SECTION),
         f'<div style="margin:8px 0 0;padding-top:4px;border-top:{_LINE}"><b>Differing options</b>'
-        + (_table(options, 4 * _MAX_SECTION) if options.rows else _p(same, _MUTED))
+        + (table_section(options, 4 * _MAX_SECTION) if options.rows else paragraph(same, MUTED))
         + "</div>",
-        _folded("difference of the code", _code(diff[:_MAX_PRE]) if diff else ""),
+        folded("difference of the code", code_section(diff[:_MAX_PRE]) if diff else ""),
     ]
     text = [text_table(title, summary), "", text_table("differing options", options)]
     if not options.rows:
         text[-1] = same
-    out = {"text/plain": "\n".join(text), "text/html": _wrap(parts)}
+    out = {"text/plain": "\n".join(text), "text/html": wrap(parts)}
     if png is not None:
         out["image/png"] = base64.b64encode(png).decode()
     return out
@@ -536,11 +542,13 @@ def running_html(mirror: Mirror) -> str:
         facts.append(f"{clean_line(metrics[0], 40)} {shown}")
     message = clean_line(run.get("message") or "", 300)
     name = clean_line(run.get("name") or "run", 120)
-    return _wrap(
+    return wrap(
         [
-            f'<div>{_pill(run.get("state"))} <b style="margin-left:4px">{escape(name)}</b> '
-            f'<span style="{_MUTED}">{escape(" · ".join(facts))}</span></div>',
-            _p(message),
-            _p("This page is not live: the run's record appears here when the run ends.", _MUTED),
+            f'<div>{pill(run.get("state"))} <b style="margin-left:4px">{escape(name)}</b> '
+            f'<span style="{MUTED}">{escape(" · ".join(facts))}</span></div>',
+            paragraph(message),
+            paragraph(
+                "This page is not live: the run's record appears here when the run ends.", MUTED
+            ),
         ]
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import pickle
@@ -23,10 +24,10 @@ INTERVAL_S, MAX_INTERVAL_S = 0.2, 3.0
 MAX_MESSAGES = 400.0
 #: Messages on their way at a time; past this, records wait here and the rest is dropped.
 MAX_IN_FLIGHT = 4
-#: Records kept in memory before they go to a local file.
-MAX_PENDING = 100_000
-#: Records in one message.
-MAX_RECORDS = 20_000
+#: Records, and values in them, kept in memory before they go to a local file.
+MAX_PENDING, MAX_PENDING_VALUES = 100_000, 2_000_000
+#: Records in one message, and records times metrics: in columns, what is absent takes room too.
+MAX_RECORDS, MAX_CELLS = 20_000, 500_000
 #: Log lines kept while the supervisor is behind.
 MAX_LOG_LINES = 2_000
 
@@ -124,6 +125,8 @@ class Channel:
         # thread takes records without it.
         self._step_lock = threading.Lock()
         self._records: deque[tuple[float, float, dict[Any, Any], float]] = deque()
+        # Values of all records so far: the one is the loggers', the other the channel's thread's.
+        self._values_in = self._values_out = 0
         self._spool: IO[bytes] | None = None
         self._spool_read = 0
         self._spooled = 0
@@ -170,6 +173,7 @@ class Channel:
                 step = self._last_step + 1
             self._last_step = step
             self._fresh = not report
+            self._values_in += len(values)
             self._records.append((step, time.time(), values, self._epoch()))
 
     def _epoch(self) -> float:
@@ -264,7 +268,7 @@ class Channel:
             if self._unsent is None:
                 self._unsent = self._next_batch()
             if self._unsent is None:
-                return True
+                return not self._records
             if not self._transport.send(self._unsent):
                 self._spill()
                 return False
@@ -295,6 +299,7 @@ class Channel:
             records=RecordBatch.of(records) if records else None,
             logs=logs,
             dropped=dropped,
+            sent=time.time(),
             **latest,
         )
 
@@ -311,22 +316,32 @@ class Channel:
         return self._pop()
 
     def _pop(self) -> list[Record]:
-        records = []
-        for _ in range(min(len(self._records), MAX_RECORDS)):
-            step, at, metrics, epoch = self._records.popleft()
+        records: list[Record] = []
+        values = 0
+        names: set[Any] = set()
+        while self._records and len(records) < MAX_RECORDS:
+            step, at, metrics, epoch = self._records[0]
+            names.update(metrics)
+            if records and len(names) * (len(records) + 1) > MAX_CELLS:
+                break
+            if not _can_be_read(metrics):
+                break  # it, and what came after it, goes out later: logs and samples must not wait
+            self._records.popleft()
+            values += len(metrics)
             records.append(Record(step, at, to_values(metrics), epoch))
+        self._values_out += values
         return records
 
     def _spill(self) -> None:
         """Move waiting records to a local file once memory holds too many, oldest first."""
-        if len(self._records) < MAX_PENDING:
+        values = self._values_in - self._values_out
+        if len(self._records) < MAX_PENDING and values < MAX_PENDING_VALUES:
             return
         if self._spool is None:
             self._spool = tempfile.TemporaryFile(prefix="raynb-spool-")  # noqa: SIM115
         self._spool.seek(0, 2)
-        while self._records:
+        while records := self._pop():
             end = self._spool.tell()
-            records = self._pop()
             try:
                 pickle.dump(records, self._spool, protocol=pickle.HIGHEST_PROTOCOL)
             except OSError:
@@ -335,6 +350,7 @@ class Channel:
                 self._records.extendleft(
                     (r.step, r.time, dict(r.values), r.epoch) for r in records[::-1]
                 )
+                self._values_out -= sum(len(r.values) for r in records)
                 return
             self._spooled += 1
 
@@ -347,6 +363,13 @@ def _detach(metrics: Mapping[Any, Any]) -> dict[Any, Any]:
     }
 
 
+def _can_be_read(metrics: Mapping[Any, Any]) -> bool:
+    """Whether none of a record's values has to be waited for."""
+    if _OnDevice not in map(type, metrics.values()):
+        return True
+    return all(value.ready() for value in metrics.values() if type(value) is _OnDevice)
+
+
 def _is_cuda_scalar(value: Any) -> bool:
     try:
         return bool(getattr(value, "is_cuda", False)) and value.numel() == 1
@@ -355,19 +378,48 @@ def _is_cuda_scalar(value: Any) -> bool:
 
 
 class _OnDevice:
-    """A CUDA value, copied on its device; ``item()`` waits for it on the channel's thread.
+    """A CUDA value, copied on its device, and read on the channel's thread once it is there.
 
     ``.item()`` on the training thread would make it wait for the device. The copy is queued
-    behind the work that makes the value, on the same stream, and the event marks when it is there.
+    behind the work that makes the value, on the same stream, and the event marks when it is there:
+    never, where that work waits for a rank that does not come.
     """
 
     def __init__(self, value: Any) -> None:
-        import torch
+        self._copy: Any = None
+        self._ready: Any = None
+        try:
+            import torch
 
-        self._copy = value.detach().clone()
-        self._ready: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._ready.record()
+            self._copy = value.detach().clone()
+            self._ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._ready.record()
+        except Exception as error:  # a device that has failed: training will learn of it itself
+            self._failed = error
+
+    def ready(self) -> bool:
+        """Whether :meth:`item` would not wait."""
+        try:
+            return self._ready is None or bool(self._ready.query())
+        except Exception:  # so will reading it
+            return True
 
     def item(self) -> Any:
-        self._ready.synchronize()
-        return self._copy.item()
+        if self._ready is None:
+            raise self._failed
+        import torch
+
+        # Not on this thread's own stream, which is the training's as well: there it would queue
+        # behind all that training has asked for since.
+        with torch.cuda.stream(_reading(self._copy.device)):
+            return self._copy.item()
+
+    def __str__(self) -> str:
+        return "a CUDA value that could not be read"
+
+
+@functools.cache
+def _reading(device: Any) -> Any:
+    import torch
+
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -29,6 +29,8 @@ MAX_NONFINITE = 10_000
 MAX_PINNED = 16
 #: Seconds that a worker's rate is taken over.
 RATE_S = 10.0
+#: Seconds by which a worker's clock may be off before its times are put right.
+CLOCK_S = 2.0
 
 
 @dataclass
@@ -100,6 +102,7 @@ class Digest:
         self._logs_dropped: dict[int, int] = {}
         self._rate: dict[int, tuple[int, deque[tuple[float, float]]]] = {}
         self._shard_rows: dict[int, dict[str, int | None]] = {}
+        self._behind: dict[int, tuple[int, float]] = {}
         if self.run["world_size"]:
             self.set_run(world_size=self.run["world_size"])
 
@@ -199,6 +202,10 @@ class Digest:
             trend.add(batch.sample)
         if batch.timing:
             changes |= {k: batch.timing[k] for k in TIMED if k in batch.timing}
+            behind = self._clock_behind(batch)
+            for name in ("waiting_since", "still_since"):
+                if behind and changes.get(name) is not None:
+                    changes[name] += behind
         if ended:
             changes.setdefault("status", row["status"])  # it waits for nothing any more
         if batch.shards is not None:
@@ -213,6 +220,16 @@ class Digest:
             if rate is not None:
                 changes["rate"] = rate
         return changes
+
+    def _clock_behind(self, batch: Batch) -> float:
+        """Seconds that a worker's clock is behind this one; 0 where it may as well be the way."""
+        if batch.sent is None:
+            return 0.0
+        attempt, least = self._behind.get(batch.rank, (batch.attempt, math.inf))
+        # A message is never faster than no time at all: the quickest one tells the clock best.
+        least = min(time.time() - batch.sent, least if attempt == batch.attempt else math.inf)
+        self._behind[batch.rank] = batch.attempt, least
+        return least if abs(least) > CLOCK_S else 0.0
 
     def _count_shards(self, rank: int, shards: Sequence[Mapping[str, Any]]) -> None:
         rows = {str(s.get("name")): s.get("rows_total") for s in shards}

@@ -109,6 +109,8 @@ class Batch:
         The exception that ended this rank, as ``describe_exception`` tells it.
     dropped : dict of str to int
         What was dropped in total since the rank started, by kind (``logs``, ``samples``).
+    sent : float or None
+        UNIX seconds on the worker's clock, when the message was made.
     """
 
     rank: int
@@ -122,6 +124,7 @@ class Batch:
     status: str | None = None
     failure: dict[str, Any] | None = None
     dropped: dict[str, int] = field(default_factory=dict)
+    sent: float | None = None
 
 
 def to_value(value: Any) -> Value:

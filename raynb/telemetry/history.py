@@ -30,9 +30,14 @@ FLUSH_S = 2.0
 SPOOLED_FLUSH_S = 10.0
 #: Parts of one size are merged into one past this many, and those into larger ones, so that a long
 #: run neither ends in a swarm of files nor is written anew all the time.
-MAX_PARTS = 64
-#: Parts that hold more rows together are not merged again, and rows that a merge holds at a time.
-MAX_MERGED_ROWS, MERGE_ROWS = 20_000_000, 50_000
+MAX_PARTS = 24
+#: Parts that hold more rows together are not merged again, and values that a merge holds at a time.
+MAX_MERGED_ROWS, MERGE_CELLS = 20_000_000, 200_000
+#: Rows times columns of one part, and of a table that is read: what is absent takes room too. Past
+#: it, a table leaves out the metrics with the fewest values.
+MAX_PART_CELLS, MAX_CELLS = 5_000_000, 100_000_000
+#: In a table's schema: how many metrics were left out.
+_LEFT_OUT = b"raynb.left_out"
 #: Rows that wait for storage in memory; past them, they wait in local files.
 MAX_PENDING = 1_000_000
 
@@ -98,8 +103,45 @@ _EMPTY = pa.table(
 
 
 def concat(tables: Sequence[pa.Table]) -> pa.Table:
-    """Tables with different metrics as one; a metric is null where it is absent."""
-    return pa.concat_tables([_EMPTY, *tables], promote_options="default")
+    """Tables with different metrics as one; a metric is null where it is absent.
+
+    Of more than :data:`MAX_CELLS`, the metrics with the most values; :func:`left_out` counts the
+    others.
+    """
+    rows = sum(table.num_rows for table in tables)
+    missing = sum(left_out(table) for table in tables)
+    names = dict.fromkeys(name for table in tables for name in table.column_names)
+    if rows * len(names) > MAX_CELLS:
+        found = dict.fromkeys((name for name in names if name not in BASE_COLUMNS), 0)
+        for table in tables:
+            for name in found.keys() & set(table.column_names):
+                found[name] += table.num_rows - table[name].null_count
+        fullest = sorted(found, key=lambda name: -found[name])[: MAX_CELLS // rows]
+        kept = {*BASE_COLUMNS, *fullest}
+        missing += len(found) - len(fullest)
+        tables = [table.select([n for n in table.column_names if n in kept]) for table in tables]
+    whole = pa.concat_tables([_EMPTY, *tables], promote_options="default")
+    return whole.replace_schema_metadata({_LEFT_OUT: str(missing)} if missing else None)
+
+
+def left_out(table: pa.Table) -> int:
+    """Metrics that a table is without because it would have been too large."""
+    return int((table.schema.metadata or {}).get(_LEFT_OUT, 0))
+
+
+def _portions(pending: Sequence[Taken]) -> Iterator[list[Taken]]:
+    """What is pending, in parts of bounded size."""
+    part: list[Taken] = []
+    rows, names = 0, set[str]()
+    for one in pending:
+        more = names | one[2].metrics.keys()
+        if part and (rows + len(one[2])) * len(more) > MAX_PART_CELLS:
+            yield part
+            part, rows, more = [], 0, set(one[2].metrics)
+        part.append(one)
+        rows, names = rows + len(one[2]), more
+    if part:
+        yield part
 
 
 def to_frame(table: pa.Table) -> pd.DataFrame:
@@ -176,15 +218,18 @@ class HistoryWriter:
             with self._lock:
                 pending, self._pending = self._pending, []
             self._written_at = time.monotonic()
+            written = 0
             try:
                 while self._spool:
                     self._write_next(_read_spooled(self._spool[0]))
                     self._spool.popleft().close()
-                if pending:
-                    self._write_next(to_table(pending))
+                for part in _portions(pending):
+                    self._write_next(to_table(part))
+                    written += len(part)
                 self.error = None
             except Exception as error:
                 self.error = f"{type(error).__name__}: {error}"
+                pending = pending[written:]
                 if not self._put_aside(pending):
                     with self._lock:
                         self._pending = pending + self._pending
@@ -192,17 +237,21 @@ class HistoryWriter:
             # Its parts are there all the same when a merge fails; the next flush tries again.
             with contextlib.suppress(Exception):
                 self._merge()
+            # Arrow's pool would keep what the largest part took, a hundred MB of many ranks.
+            pa.default_memory_pool().release_unused()
 
     def _put_aside(self, pending: list[Taken]) -> bool:
         """Move what waits for storage to a local file once memory holds too much of it."""
         if sum(len(records) for _, _, records in pending) < MAX_PENDING:
             return False
-        file = tempfile.TemporaryFile(prefix="raynb-history-")  # noqa: SIM115
-        try:
-            pq.write_table(to_table(pending), file)
-        except OSError:  # the disk is full: memory has to do
-            file.close()
-            return False
+        with contextlib.ExitStack() as undo:
+            try:
+                file = tempfile.TemporaryFile(prefix="raynb-history-")  # noqa: SIM115
+                undo.callback(file.close)
+                pq.write_table(concat([to_table(part) for part in _portions(pending)]), file)
+            except Exception:  # the disk is full, or there is none: memory has to do
+                return False
+            undo.pop_all()
         self._spool.append(file)
         return True
 
@@ -274,12 +323,12 @@ class HistoryWriter:
                     for group in range(file.num_row_groups):
                         # Each thread of a pool would keep memory after it.
                         some.append(file.read_row_group(group, use_threads=False))
-                        if sum(table.num_rows for table in some) >= MERGE_ROWS:
+                        cells = len(schema) * sum(table.num_rows for table in some)
+                        if cells >= MERGE_CELLS:
                             writer.write_table(_as(schema, some))
                             some = []
             if some:
                 writer.write_table(_as(schema, some))
-        pa.default_memory_pool().release_unused()
 
     def unwritten(self) -> tuple[pa.Table, int]:
         """What is not on storage after a last try, and the number of the next part.
@@ -348,6 +397,14 @@ def read_history(filesystem: pafs.FileSystem, directory: str, upto: float = math
     return _read(filesystem, directory, upto)
 
 
+def _sound(table: pa.Table) -> pa.Table:
+    """The table, if each row tells which rank and attempt it is of."""
+    for name in ("rank", "attempt"):
+        if name not in table.column_names or table[name].null_count:
+            raise ValueError(f"rows without {name}")
+    return table
+
+
 def salvage_history(filesystem: pafs.FileSystem, directory: str) -> tuple[pa.Table, list[str]]:
     """Read what can be read of the parts under ``directory``.
 
@@ -358,14 +415,15 @@ def salvage_history(filesystem: pafs.FileSystem, directory: str) -> tuple[pa.Tab
         Each part that can't be read, and why.
     """
     with contextlib.suppress(Exception):
-        return read_history(filesystem, directory), []
+        return _sound(read_history(filesystem, directory)), []
     whole: pa.Table = concat([])
     unread = []
     for part in _parts(filesystem, directory):
         path = _path(directory, part)
         try:
             # Also a part of another form, which none would take, is left out.
-            whole = concat([whole, pq.read_table(path, filesystem=filesystem)])
+            part_table = _sound(pq.read_table(path, filesystem=filesystem))
+            whole = concat([whole, part_table])
         except Exception as error:
             why = str(error).partition("\n")[0][:160]
             unread.append(f"{path.rpartition('/')[2]}: {why}")

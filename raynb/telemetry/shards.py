@@ -356,6 +356,9 @@ class Counting:
         self._meter.add(batch, self._pass, perf_counter() - began, self._rows)
         return batch
 
+    def __len__(self) -> int:
+        return len(self._batches)  # type: ignore[arg-type]  # as far as it has one
+
     def __getattr__(self, name: str) -> Any:
         if name == "_batches":  # not there yet, as while a copy is made
             raise AttributeError(name)

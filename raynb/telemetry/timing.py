@@ -93,7 +93,7 @@ class StepMeter:
         self._led = 0
         self.shards.stepped()
         self._boundary(_OPTIMIZER)
-        for call in self.on_step:
+        for call in list(self.on_step):  # one may leave
             call()
 
     def record(self) -> None:

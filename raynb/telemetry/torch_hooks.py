@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import weakref
 from collections import deque
 from collections.abc import Callable
 from time import perf_counter
@@ -62,7 +63,8 @@ class PeerWait:
             Variable._execution_engine.queue_callback
         )
         self._meter = meter
-        self._parameters = [p for p in model.parameters() if p.requires_grad and p.is_leaf]
+        # A train function may make many models: this must not keep one that it has let go.
+        self._model = weakref.ref(model)
         self._handles: list[Any] = []
         self._last = -1  # which gradient came last in this pass
         self._at: Any = None  # when: a time, or an event of the GPU
@@ -70,24 +72,30 @@ class PeerWait:
         self._learning = True
         self._unseen = 0
         self._pending: deque[tuple[Any, Any]] = deque()
-        self._watch(range(len(self._parameters)))
+        self._watch(None)
         meter.on_step.append(self._stepped)
         meter.readers.append(self._read)
 
     def remove(self) -> None:
         """Undo it."""
+        self._unhook()
+        for calls, own in ((self._meter.on_step, self._stepped), (self._meter.readers, self._read)):
+            if own in calls:
+                calls.remove(own)
+
+    def _unhook(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
 
-    def _watch(self, which: Any) -> None:
-        self.remove()
-        self._handles = [
-            self._parameters[k].register_post_accumulate_grad_hook(
-                functools.partial(self._gradient, k)
-            )
-            for k in which
-        ]
+    def _watch(self, only: int | None) -> None:
+        """Watch the gradient of one parameter, or None: of each that gets one."""
+        self._unhook()
+        model = self._model()
+        for k, parameter in enumerate(() if model is None else model.parameters()):
+            if parameter.requires_grad and parameter.is_leaf and only in (None, k):
+                hook = functools.partial(self._gradient, k)
+                self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
 
     # -- in the backward pass --------------------------------------------------------------------
 
@@ -136,18 +144,19 @@ class PeerWait:
             self._order.append(last)
             if len(self._order) >= LEARN:
                 self._learning = False
-                self._watch([last])
+                self._watch(last)
 
     def _stepped(self) -> None:
         """Look again for the last gradient, where it does not come any more, as when frozen."""
+        if self._model() is None:
+            self.remove()
+            return
         self._unseen += 1
         if self._unseen > MISSED:
             self._unseen, self._last = 0, -1
             self._learning = True
             self._order.clear()
-            self._parameters = [p for p in self._parameters if p.is_leaf]
-            watched = [k for k, p in enumerate(self._parameters) if p.requires_grad]
-            self._watch(watched)
+            self._watch(None)
 
     # -- off the train function's thread ---------------------------------------------------------
 

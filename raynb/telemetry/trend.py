@@ -46,10 +46,12 @@ class Trend(Mapping[str, Floats]):
 
     def __init__(self, attempt: int) -> None:
         self.attempt = attempt
-        self._whole = np.empty((len(COLUMNS), MAX_POINTS))
+        # Half the size, for there are many ranks; times are counted from the first one.
+        self._whole = np.empty((len(COLUMNS), MAX_POINTS), dtype=np.float32)
         self._n = 0
         self._every = 1  # samples that a point of the whole stands for
-        self._recent = np.empty((len(COLUMNS), RECENT))  # a ring
+        self._recent = np.empty((len(COLUMNS), RECENT), dtype=np.float32)  # a ring
+        self._start = 0.0
         self.samples = 0
 
     def add(self, sample: Mapping[str, Any]) -> None:
@@ -57,6 +59,9 @@ class Trend(Mapping[str, Floats]):
         row = [_number(sample.get(name)) for name in COLUMNS]
         if row[0] != row[0]:
             row[0] = time.time()
+        if not self.samples:
+            self._start = row[0]
+        row[0] -= self._start
         self._recent[:, self.samples % RECENT] = row
         if self.samples % self._every == 0:
             if self._n == MAX_POINTS:
@@ -78,8 +83,8 @@ class Trend(Mapping[str, Floats]):
             recent = np.roll(recent, -self.samples)
         # Points of the whole that the recent ones hold as well are told once.
         older = -(-max(0, self.samples - RECENT) // self._every)
-        out: Floats = np.concatenate([self._whole[column, :older], recent])
-        return out
+        out = np.concatenate([self._whole[column, :older], recent]).astype(np.float64)
+        return out + self._start if name == "time" else out
 
     def __iter__(self) -> Iterator[str]:
         return iter(COLUMNS)

@@ -10,6 +10,7 @@ from raynb.telemetry.events import Floats
 from raynb.telemetry.loglines import MAX_LOG_LINES
 
 MAX_EVENTS = 200
+#: Hints kept of a run; those that ended first go first.
 MAX_HINTS = 50
 #: Attempts whose series and bands are kept; those of earlier ones are forgotten.
 MAX_ATTEMPTS = 10

@@ -31,6 +31,11 @@ from raynb.tuning.algorithms import SCHEDULERS, SEARCHES, make_scheduler, make_s
 DEFAULT_SAMPLES = 10
 #: What ``Tuner.restore`` reads; Ray Tune writes it when a search starts.
 TUNER_FILE = "tuner.pkl"
+#: Options that a search which is resumed keeps, for Tune has them in its own state.
+_KEPT = ("metric", "mode", "num_samples", "scheduler", "search", "max_concurrent", "time_budget_s",
+         "seed", "max_failures", "num_to_keep")  # fmt: skip
+_OPTIONS = {"scheduler_args": "--scheduler-arg"}
+_OR = " or "
 
 _COMPARE: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt,
@@ -139,9 +144,10 @@ class TuneSpec(RunSpec):
 
     def check(self) -> TuneSpec:
         """Check and complete the spec; see :meth:`RunSpec.check`."""
+        before = self._check_resume() if self.resume is not None else None
         self._check_search()
-        if self.resume is not None:
-            self._check_resume()
+        if before is not None:
+            self._check_same_space(before)
         super().check()
         return self
 
@@ -191,10 +197,11 @@ class TuneSpec(RunSpec):
             self.num_samples = 1 if all(map(spaces.is_grid, searched)) else DEFAULT_SAMPLES
         # Made here only to see that they can be; the supervisor makes its own.
         make_search(self)
-        make_scheduler(self)
+        if self.restore is None:
+            make_scheduler(self)
 
-    def _check_resume(self) -> None:
-        """Find the search to go on with, and take its name and place."""
+    def _check_resume(self) -> dict[str, Any] | None:
+        """Find the search to go on with, take its name, place and options; gives its record."""
         source, self.resume = self.resume, None
         path = getattr(source, "experiment_path", None) or source
         address = absolute_storage(getattr(source, "uri", None) or path)
@@ -212,6 +219,8 @@ class TuneSpec(RunSpec):
                 f"the search at {shown} has finished: there is nothing to resume",
                 hint=f"raynb.open({shown!r}) shows it; for more trials start another search",
             )
+        if record is not None:
+            self._go_on_as(record)
         base, _, query = address.partition("?")
         parent, name = posixpath.split(base.rstrip("/"))
         if self.name and self.name != name:
@@ -221,6 +230,56 @@ class TuneSpec(RunSpec):
             )
         self.restore, self.name = address, name
         self.storage_path = f"{parent}?{query}" if query else parent
+        return record
+
+    def _go_on_as(self, record: Mapping[str, Any]) -> None:
+        """Take the search's own options from its record: Tune goes on with these whatever is asked.
+
+        Raises
+        ------
+        OptionError
+            When an option is given that says something else.
+        """
+        told = {**(record.get("options") or {}), "metric": record.get("metric"),
+                "mode": record.get("mode")}  # fmt: skip
+        if "scheduler_args" not in told:
+            raise OptionError(
+                "the search to resume is one of a Tuner that raynb.fit watched",
+                hint="raynb.fit(tune.Tuner.restore(path, trainable)) goes on with it",
+            )
+        unsaid = TuneSpec()._kept()
+        for name, asked in self._kept().items():
+            if name not in told or asked == told[name]:
+                continue
+            if asked != unsaid[name]:
+                option = _OPTIONS.get(name) or f"--{name.replace('_', '-')}"
+                raise _contradiction(f"{option} {asked}", told[name], f"leave out {option}")
+            if name == "stop":
+                self.stop = tuple(map(Criterion.parse, told["stop"].split(_OR)))
+            else:
+                setattr(self, name, told[name])
+        lanes = record.get("lanes")
+        if isinstance(lanes, int) and lanes != self.lanes:
+            raise _contradiction(f"-n {self.lanes}", f"-n {lanes}", f"use -n {lanes}")
+
+    def _check_same_space(self, record: Mapping[str, Any]) -> None:
+        told = {p["name"]: p for p in record.get("params") or () if p["kind"] != "fixed"}
+        asked = {p["name"]: p for p in self.facts()["params"] if p["kind"] != "fixed"}
+        for name in sorted(told.keys() | asked.keys()):
+            was, now = told.get(name), asked.get(name)
+            if was != now:
+                texts = ["nothing" if p is None else p["text"] for p in (now, was)]
+                raise _contradiction(
+                    f"{name!r} as {texts[0]} in the space", texts[1], "give the space of before"
+                )
+
+    def _kept(self) -> dict[str, Any]:
+        """The options that a search keeps when it is resumed, as its record has them."""
+        return {
+            **{name: getattr(self, name) for name in _KEPT},
+            "scheduler_args": json_safe(self.scheduler_args),
+            "stop": _stop_text(self.stop),
+        }
 
     @property
     def param_space(self) -> dict[str, Any]:
@@ -258,7 +317,6 @@ class TuneSpec(RunSpec):
 
     def summary(self) -> dict[str, Any]:
         """The spec as JSON for the record."""
-        stop = " or ".join(map(str, self.stop)) or None
         return {
             **super().summary(),
             "best": f"{self.metric}:{self.mode}",
@@ -269,7 +327,7 @@ class TuneSpec(RunSpec):
             "search": self.search,
             "max_concurrent": self.max_concurrent,
             "time_budget_s": self.time_budget_s,
-            "stop": stop,
+            "stop": _stop_text(self.stop),
             "seed": self.seed,
         }
 
@@ -285,12 +343,24 @@ class TuneSpec(RunSpec):
             "search": self.search,
             "max_concurrent": self.max_concurrent,
             "time_budget_s": self.time_budget_s,
-            "stop": " or ".join(map(str, self.stop)) or None,
+            "stop": _stop_text(self.stop),
             "workers": self.lanes,
             "params": [
                 spaces.describe(name, value) for name, value in spaces.leaves(self.param_space)
             ],
         }
+
+
+def _stop_text(criteria: Sequence[Criterion]) -> str | None:
+    return _OR.join(map(str, criteria)) or None
+
+
+def _contradiction(asked: str, told: Any, hint: str) -> OptionError:
+    return OptionError(
+        f"{asked} contradicts --resume: the search was started with "
+        f"{'none' if told is None else told}",
+        hint=f"{hint}; for another search, leave out --resume",
+    )
 
 
 def _guess_mode(metric: str) -> str:

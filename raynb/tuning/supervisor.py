@@ -68,7 +68,7 @@ class TuneSupervisor(RunSupervisor):
         if trial is not None:
             self._controller.stop_trial(trial)
 
-    def _end(self, result: Any, error: BaseException | None) -> None:
+    def _conclude(self, result: Any, error: BaseException | None) -> None:
         collector = self._collector
         problem: BaseException | None = collector.problem
         shown = None
@@ -92,7 +92,6 @@ class TuneSupervisor(RunSupervisor):
         collector.set_state(state, message, error=shown)
         collector.write_record()
         self._outcome = Outcome(state, None, problem, None, 0)
-        self._ended.set()
 
     def _why_ended(self) -> tuple[str, str]:
         budget = self._collector.facts.summary.get("options", {}).get("time_budget_s")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
+import inspect
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -187,9 +189,11 @@ class GivenTuner:
     ----------
     parts : dict
         From :func:`raynb._ray.tune.tuner_parts`.
+    link : Link
     """
 
     parts: dict[str, Any]
+    link: Link
 
     def __call__(self) -> Any:
         from ray import tune
@@ -198,6 +202,7 @@ class GivenTuner:
         from raynb.tuning.callback import SearchCallback
 
         parts = self.parts
+        trainable = with_telemetry(parts["trainable"], self.link)
         tune_config = parts["tune_config"]
         name = type(tune_config.scheduler).__name__ if tune_config.scheduler else "the scheduler"
         watched = SearchCallback().named(name)
@@ -208,7 +213,7 @@ class GivenTuner:
         if parts["resume_config"] is not None:
             path = join_storage(str(run_config.storage_path), run_config.name)
             tuner = restored(
-                path, parts["trainable"], parts["param_space"], parts["resume_config"],
+                path, trainable, parts["param_space"], parts["resume_config"],
                 run_config.storage_filesystem,
             )  # fmt: skip
             own = run_config_of(tuner)
@@ -217,8 +222,25 @@ class GivenTuner:
             return tuner
         run_config.callbacks = [*(run_config.callbacks or ()), watched]
         return tune.Tuner(
-            parts["trainable"],
+            trainable,
             param_space=parts["param_space"],
             tune_config=tune_config,
             run_config=run_config,
         )
+
+
+def with_telemetry(trainable: Any, link: Link) -> Any:
+    """A user's function with telemetry around it; classes and registered names stay as they are."""
+    if not inspect.isfunction(trainable) or inspect.isgeneratorfunction(trainable):
+        return trainable
+    # Its files are in the directory that Tune gives each trial.
+    link = dataclasses.replace(link, cwd="")
+
+    @functools.wraps(trainable)
+    def trial(config: dict[str, Any]) -> Any:
+        import ray.tune
+
+        told = TrialLink(ray.tune.get_context().get_trial_id(), None, True)
+        return run_trial(link, told, trainable, None, config, datasets={}, env={})
+
+    return trial

@@ -150,7 +150,9 @@ def _load_model(model: nn.Module, state: Mapping[str, Any], shown: str, strict: 
     fitting = {k: v for k, v in renamed.items() if k in own and k not in wrong}
     if own and not fitting:
         raise CheckpointError(
-            f"nothing in {shown} fits the {kind}", detail=table, hint=f"is it a {kind}'s?"
+            f"nothing in {shown} fits the {kind}",
+            detail=table,
+            hint="load it into the model that it was saved from",
         )
     if strict and table:
         raise CheckpointError(

@@ -24,6 +24,8 @@ from ray import cloudpickle
 # A body with a top-level return runs in a function of the name that module code has, so that its
 # frames read as usual.
 BODY_NAME = "<module>"
+#: Characters of an exception's message, and of its traceback, that are told.
+MAX_MESSAGE, MAX_TRACEBACK = 10_000, 50_000
 # Written with their trailing separator: "/lib/ray" must not match "/lib/rays".
 _INTERNAL = tuple(
     os.path.dirname(os.path.abspath(file)) + os.sep
@@ -361,10 +363,18 @@ def describe_exception(exc: BaseException, program: CellProgram) -> ExceptionInf
     prefix = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
     return {
         "type": prefix + kind.__qualname__,
-        "message": message,
+        "message": _cut(message, MAX_MESSAGE),
         "cell": _cell_line(exc, program),
-        "traceback": _traceback_text(exc, program),
+        "traceback": _cut(_traceback_text(exc, program), MAX_TRACEBACK),
     }
+
+
+def _cut(text: str, limit: int) -> str:
+    """Text without its middle, where it is long: an exception may quote a whole tensor."""
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]}\n… ({len(text) - 2 * half:,} characters left out) …\n{text[-half:]}"
 
 
 def _traceback_text(exc: BaseException, program: CellProgram) -> str:

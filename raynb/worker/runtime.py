@@ -131,6 +131,7 @@ class Runtime:
         self._stop = threading.Event()
         self._meter = StepMeter()
         self._thread = threading.get_ident()
+        self._pid = os.getpid()
         self._ended = False
         self._undo = contextlib.ExitStack()
         #: What can't be watched before the user's code imports it.
@@ -181,21 +182,29 @@ class Runtime:
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         global _current
+        if os.getpid() != self._pid:
+            return  # a process that the train function forked: the run is its parent's to end
         _current = None
         self._ended = True
         self._stop.set()
+        with contextlib.ExitStack() as parts:  # does all of them, last in first out
+            # Whatever fails here, how the training ended stays as it is.
+            parts.enter_context(contextlib.suppress(Exception))
+            if self._pump is not None:
+                parts.callback(self._upload_log, self._pump.path)
+                parts.callback(self._pump.close)
+            parts.callback(self.channel.close, timeout=10.0)
+            if self._pump is not None:
+                parts.callback(self._pump.uninstall)
+            parts.callback(self._undo.close)
+            parts.callback(self._tell_end, error)
+
+    def _tell_end(self, error: BaseException | None) -> None:
         if error is None:
             self.channel.put("status", "finished")
         else:
             failure = {**describe_exception(error, self.program), "at": time.time()}
             self.channel.put("failure", failure)
-        self._undo.close()
-        if self._pump is not None:
-            self._pump.uninstall()
-        self.channel.close(timeout=10.0)
-        if self._pump is not None:
-            self._pump.close()
-            self._upload_log(self._pump.path)
 
     # -- parts -----------------------------------------------------------------------------------
 
@@ -317,10 +326,11 @@ class Runtime:
     def _sample(self, gpu: str | None, shared: bool) -> None:
         samplers = Samplers(gpu, self.link.num_cpus, shared)
         while True:
-            self._meter.stand(lambda: where(self._thread, self.program))
-            row = samplers.sample()
-            if row:
-                self.channel.put("sample", row)
+            with contextlib.suppress(Exception):  # the next look may succeed
+                self._meter.stand(lambda: where(self._thread, self.program))
+            with contextlib.suppress(Exception):
+                if row := samplers.sample():
+                    self.channel.put("sample", row)
             if self._stop.wait(SAMPLE_S):
                 return
 

@@ -122,6 +122,11 @@ class TrialRuntime(Runtime):
         with super()._report(metrics, checkpoint) as replaced:
             yield replaced
 
+    def _tell_end(self, error: BaseException | None) -> None:
+        # Tune ends a function in this way: why it did, the search knows.
+        if not isinstance(error, SystemExit):
+            super()._tell_end(error)
+
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         if error is None:
             self._logged.flush()

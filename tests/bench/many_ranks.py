@@ -19,6 +19,8 @@ import statistics
 import tempfile
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import psutil
@@ -125,6 +127,54 @@ class Ranks:
         return sum(not channel.close(60) for channel in self._channels)
 
 
+@dataclass
+class Simulation:
+    """A run of simulated ranks: ``senders`` log until they are told, the run ends with ``end``."""
+
+    run: Any
+    senders: list[Any]
+    end: pathlib.Path
+
+
+def simulate(
+    directory: str, ranks: int, processes: int, watch: Callable[[Any], object]
+) -> Simulation:
+    """Start a real supervisor without a trainer, and ranks that speak to it, many to a process.
+
+    Parameters
+    ----------
+    directory : str
+        For the history.
+    ranks, processes : int
+    watch : callable
+        Called with the run before its first news.
+    """
+    from raynb._ray import cluster
+    from raynb.engine.collector import RunFacts
+    from raynb.engine.run import RemoteBackend, Run
+
+    cluster.start_local()
+    facts = RunFacts("many-ranks", f"{directory}/run", ("loss", "min"))
+    backend = RemoteBackend.start(facts, {})
+    run = Run(facts, lambda result, **parts: parts["history"])
+    watch(run)
+    end = pathlib.Path(directory, "end")
+    trainer = NoTrainer(str(end))
+    ray.get(backend.actor.start.remote(lambda: trainer))
+    ray.get(backend.actor.controller_event.remote("group_starting", {"num_workers": ranks}))
+    run.attach(backend)
+    size = -(-ranks // processes)
+    senders = [
+        Ranks.remote(backend.actor, range(k, min(k + size, ranks)), ranks)
+        for k in range(0, ranks, size)
+    ]
+    began = time.monotonic()
+    for sender in senders:
+        ray.get(sender.__ray_ready__.remote())
+    print(f"{ranks:,} ranks said hello in {time.monotonic() - began:.1f} s", flush=True)
+    return Simulation(run, senders, end)
+
+
 class Browser:
     """Counts what would be sent to one."""
 
@@ -164,32 +214,13 @@ def main() -> None:
     parser.add_argument("--hz", type=float, default=10.0)
     parser.add_argument("--processes", type=int, default=2)
     args = parser.parse_args()
-    from raynb._ray import cluster
-    from raynb.engine.collector import RunFacts
-    from raynb.engine.run import RemoteBackend, Run
 
-    cluster.start_local()
     with tempfile.TemporaryDirectory() as directory:
-        facts = RunFacts("many-ranks", f"{directory}/run", ("loss", "min"))
-        backend = RemoteBackend.start(facts, {})
-        run = Run(facts, lambda result, **parts: parts["history"])
-        browser = Browser(run)
-        end = pathlib.Path(directory, "end")
-        trainer = NoTrainer(str(end))
-        ray.get(backend.actor.start.remote(lambda: trainer))
-        ray.get(
-            backend.actor.controller_event.remote("group_starting", {"num_workers": args.ranks})
+        browsers: list[Browser] = []
+        started = simulate(
+            directory, args.ranks, args.processes, lambda run: browsers.append(Browser(run))
         )
-        run.attach(backend)
-        size = -(-args.ranks // args.processes)
-        senders = [
-            Ranks.remote(backend.actor, range(k, min(k + size, args.ranks)), args.ranks)
-            for k in range(0, args.ranks, size)
-        ]
-        began = time.monotonic()
-        for sender in senders:
-            ray.get(sender.__ray_ready__.remote())
-        print(f"{args.ranks:,} ranks said hello in {time.monotonic() - began:.1f} s", flush=True)
+        run, senders, [browser] = started.run, started.senders, browsers
         sent = [sender.run.remote(args.seconds, args.hz) for sender in senders]
 
         kernel = psutil.Process()
@@ -211,16 +242,18 @@ def main() -> None:
 
         time.sleep(WARM_S)
         look()
-        for minute in (1.0, 3.0):
-            if args.seconds >= 60 * minute:
-                time.sleep(max(0.0, figures[0][0] - WARM_S + 60 * minute - 1 - time.monotonic()))
-                marks[minute] = memory(supervisor), memory(kernel)
+        course = []
+        for at in range(20, int(args.seconds) + 1, 20):
+            time.sleep(max(0.0, figures[0][0] - WARM_S + at - 1 - time.monotonic()))
+            course.append((memory(supervisor), memory(kernel)))
+            if at in (60, 180):
+                marks[at / 60] = course[-1]
         time.sleep(max(0.0, figures[0][0] - WARM_S + args.seconds - 1 - time.monotonic()))
         look()
         records = sum(ray.get(sent))
         refused = sum(ray.get([sender.close.remote() for sender in senders]))
         threads = threading.active_count()
-        end.touch()
+        started.end.touch()
         run._done.wait(120)
         rows = len(run.result)
         frame = run.result.group_by("rank").aggregate([("step", "count_distinct")])
@@ -254,6 +287,9 @@ def main() -> None:
             told = f"{found[at]:.0f} ({100 * (found[at] / first - 1):+.1f} %)"
             bars.append((f"{name}, MB after {minute:g} min", told, "within 5 %", ok))
     print(f"dropped {json.dumps(dropped)}, kernel threads {threads}")
+    print(
+        "MB every 20 s, supervisor + kernel: " + ", ".join(f"{a:.0f} + {b:.0f}" for a, b in course)
+    )
     print(f"\n{'':32}{'measured':>20}{'bar':>14}")
     for name, told, bar, ok in bars:
         print(f"{name:32}{told:>20}{bar:>14}{'' if ok else '   MISSED'}")

@@ -1,7 +1,7 @@
 """What watching costs a search: trivial trials under a bare Tuner and under raynb, in turn.
 
-Run by hand: ``python tests/bench/tune_overhead.py [--trials 100] [--rounds 1]``. Both run in one
-cluster of four logical CPUs, with the same function, space and storage; which comes first
+Run by hand: ``python tests/bench/tune_overhead.py [--trials 100] [--rounds 1] [--swap]``. Both run
+in one cluster of four logical CPUs, with the same function, space and storage; which comes first
 alternates. A first small search of each kind warms the page cache. Prints the seconds of each and
 their ratio (bar: at most 1.1). A trial is a process of its own under Ray Tune, whose start is most
 of what is measured; noise of some per cent is normal on a busy machine, so look at the rounds.
@@ -62,6 +62,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--swap", action="store_true", help="raynb first in the first round")
     args = parser.parse_args()
 
     import ray
@@ -75,7 +76,7 @@ def main() -> None:
         print(f"{'round':>5} {'bare s':>9} {'raynb s':>9} {'ratio':>7}", flush=True)
         ratios = []
         for number in range(args.rounds):
-            order = (bare, watched) if number % 2 == 0 else (watched, bare)
+            order = (bare, watched) if number % 2 == args.swap else (watched, bare)
             seconds = {run.__name__: run(args.trials, storage) for run in order}
             ratios.append(seconds["watched"] / seconds["bare"])
             print(

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-#: Set to a directory to keep screenshots, such as those under docs/images.
-SHOTS = os.environ.get("RAYNB_SCREENSHOTS")
+from lab import Notebook
 
 TRIALS = 20
 
@@ -47,35 +45,16 @@ for epoch in range({epochs}):
     time.sleep({pause})"""
 
 
-def panel(notebook: Any) -> Any:
-    return notebook.output(".raynb-panel")
-
-
-def shot(notebook: Any, name: str) -> None:
-    """Keep a picture of the notebook's output where SHOTS says."""
-    if SHOTS:
-        Path(SHOTS).mkdir(parents=True, exist_ok=True)
-        area = notebook.page.locator(".jp-OutputArea-output").first
-        area.scroll_into_view_if_needed()
-        area.screenshot(path=str(Path(SHOTS, f"{name}.png")))
-
-
-def open_panel(notebook: Any) -> None:
-    """Run the cells until the panel is there; importing Ray Tune takes its time."""
-    notebook.run_all()
-    deadline = time.monotonic() + 150
-    while panel(notebook).count() == 0:
-        assert time.monotonic() < deadline, f"no panel: {notebook.text()}"
-        time.sleep(0.2)
-
-
-def rows(notebook: Any) -> list[dict[str, str]]:
-    """The table's rows in view, by column."""
-    return panel(notebook).evaluate(
+def rows(notebook: Notebook) -> list[dict[str, str]]:
+    """The table's rows in view, by column; none while there is no table."""
+    if notebook.panel.locator(".rn-trials").count() == 0:
+        return []
+    found: list[dict[str, str]] = notebook.panel.evaluate(
         """e => [...e.querySelectorAll('.rn-trials .rn-row')].map(row =>
              Object.fromEntries([...row.querySelectorAll('tr:first-child > td')].map(cell =>
-               [cell.className.split(' ')[0].slice(5), cell.textContent])))"""
+               [cell.className.split(' ')[0].slice(5), cell.textContent.trim()])))"""
     )
+    return found
 
 
 def wait(condition: Callable[[], Any], what: str, timeout_s: float = 120) -> Any:
@@ -86,9 +65,9 @@ def wait(condition: Callable[[], Any], what: str, timeout_s: float = 120) -> Any
     return found
 
 
-def painted(notebook: Any, colour: tuple[int, int, int]) -> int:
+def painted(notebook: Notebook, colour: tuple[int, int, int]) -> int:
     """How many pixels of the learning curves are of a colour."""
-    return notebook.page.evaluate(
+    found: int = notebook.page.evaluate(
         """(colour) => {
              let found = 0;
              for (const canvas of document.querySelectorAll('.raynb-panel .rn-curves canvas')) {
@@ -103,53 +82,43 @@ def painted(notebook: Any, colour: tuple[int, int, int]) -> int:
            }""",
         list(colour),
     )
+    return found
 
 
-def said(notebook: Any, code: str) -> str:
-    """What a line prints in the kernel, or its error."""
-    return notebook.page.evaluate(
-        """async (code) => {
-             const { context } = window.jupyterapp.shell.currentWidget;
-             const kernel = context.sessionContext.session.kernel;
-             const future = kernel.requestExecute({ code, stop_on_error: false });
-             let text = '';
-             future.onIOPub = (m) => { text += m.content.text ?? m.content.evalue ?? ''; };
-             await future.done;
-             return text;
-           }""",
-        code,
-    ).strip()
-
-
-def test_a_search_of_20_trials_with_asha(open_notebook: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_search_of_20_trials_with_asha(
+    open_notebook: Callable[..., Notebook], shot: Callable[..., None], tmp_path: Path
+) -> None:
     options = (
         f"--num-samples {TRIALS} --scheduler asha --scheduler-arg grace_period=2 --seed 7 "
         f"--max-concurrent 2 --num-to-keep 1 --name asha --storage-path {tmp_path}"
     )
     cell = CELL.format(options=options, epochs=8, pause=0.1)
     notebook = open_notebook("asha.ipynb", [SETUP, cell], viewport=(1300, 1400))
-    open_panel(notebook)
-    status = panel(notebook).locator(".rn-status")
-    status.locator("text=Searching").wait_for(timeout=120_000)
+    notebook.run_all()
+    panel = notebook.panel
+    panel.wait_for(timeout=150_000)  # importing Ray Tune takes its time
+    notebook.wait_state("Searching")
 
     # The best so far, what the cluster does, a curve of the best, its row marked.
-    best = panel(notebook).locator(".rn-best-card")
+    best = panel.locator(".rn-best-card")
     wait(lambda: "val_accuracy" in best.inner_text() and "trial" in best.inner_text(), "no best")
-    assert re.search(r"CPU\s+[\d.]+ of \d+", panel(notebook).inner_text())
+    wait(lambda: re.search(r"CPU\s+[\d.]+ of \d+", panel.inner_text()), "no use of the cluster")
     wait(lambda: painted(notebook, (0xD5, 0x5E, 0x00)) > 20, "the best trial has no curve")
-    wait(lambda: panel(notebook).locator(".rn-best-row .rn-best-star").count() == 1, "no mark")
+    wait(lambda: panel.locator(".rn-best-row .rn-best-star").count() == 1, "no mark")
     wait(lambda: any("pruned by" in row["reason"] for row in rows(notebook)), "nothing is pruned")
-    notebook.page.locator(".jp-OutputArea-output .rn-pair").first.wait_for()
+    # Far enough for a picture that tells something, with as much to come.
+    share = panel.locator(".rn-glance-total")
+    wait(lambda: int(share.inner_text().split()[0]) >= TRIALS // 2, "too few trials end")
+    assert notebook.wide() == []
     shot(notebook, "search-running")
 
     # A trial's log is its own, as text.
-    one = next(row["rank"].strip() for row in rows(notebook) if "pruned" in row["state"])
-    panel(notebook).get_by_label(f"Logs of trial {one}", exact=True).click()
-    log = panel(notebook).locator(".rn-log")
-    log.locator("text=of <b>lr</b>").first.wait_for(timeout=20_000)
-    assert panel(notebook).locator(".rn-log b").count() == 0
-    panel(notebook).locator('.rn-tab[data-tab="parameters"]').click()
-    panel(notebook).locator(".rn-scatters .rn-card").nth(1).wait_for()
+    one = next(row["rank"] for row in rows(notebook) if "pruned" in row["state"])
+    panel.get_by_label(f"Logs of trial {one}", exact=True).click()
+    panel.locator(".rn-log").locator("text=of <b>lr</b>").first.wait_for(timeout=20_000)
+    assert panel.locator(".rn-log b").count() == 0
+    notebook.tab("parameters").locator(".rn-scatters .rn-card").nth(1).wait_for()
+    assert notebook.wide() == []
     shot(notebook, "search-parameters")
 
     # In the end the record: all trials, their curves, the best.
@@ -159,10 +128,10 @@ def test_a_search_of_20_trials_with_asha(open_notebook: Callable[..., Any], tmp_
     assert "★" in text and "val_accuracy" in text
     image = notebook.output("img").first
     assert image.evaluate("e => e.complete && e.naturalWidth > 400")
-    shot(notebook, "search-record")
-    assert said(notebook, "print(len(result), result.state)") == f"{TRIALS} finished"
-    ended = said(notebook, "print(sorted({r['reason_kind'] for r in result.rows}))")
-    assert "pruned" in ended and "finished" in ended
+    shot(notebook, "search-record", "✓ Finished")
+    assert notebook.execute("print(len(result), result.state)") == f"{TRIALS} finished"
+    ended = notebook.execute("print(sorted({r['reason_kind'] for r in result.rows}))")
+    assert ended == "['finished', 'pruned']"
     code = (
         "import torch\n"
         "model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))\n"
@@ -173,7 +142,7 @@ def test_a_search_of_20_trials_with_asha(open_notebook: Callable[..., Any], tmp_
         "best = result.rows[result.best_index]['best']\n"
         "print(abs(float(right) - best) < 1e-6, best > 0.8)"
     )
-    assert said(notebook, code) == "True True"
+    assert notebook.execute(code) == "True True"
     notebook.save()
     outputs = [o for c in notebook.stored().cells for o in c.outputs]
     records = [o["data"] for o in outputs if "text/html" in o.get("data", {})]
@@ -181,39 +150,36 @@ def test_a_search_of_20_trials_with_asha(open_notebook: Callable[..., Any], tmp_
 
 
 def test_one_trial_and_then_all_are_stopped(
-    open_notebook: Callable[..., Any], tmp_path: Path
+    open_notebook: Callable[..., Notebook], tmp_path: Path
 ) -> None:
     options = f"--num-samples 4 --max-concurrent 2 --name stopped --storage-path {tmp_path}"
     cell = CELL.format(options=options, epochs=100_000, pause=0.2)
     notebook = open_notebook("stopped.ipynb", [SETUP, cell], viewport=(1300, 1400))
-    open_panel(notebook)
+    notebook.run_all()
+    panel = notebook.panel
+    panel.wait_for(timeout=150_000)
+
+    def in_state(state: str) -> list[str]:
+        return [r["rank"] for r in rows(notebook) if r["state"] == state]
 
     def reporting() -> list[str]:
-        shown = rows(notebook) if panel(notebook).locator(".rn-trials").count() else []
-        return [r["rank"].strip() for r in shown if r["state"] == "running" and r["best"] != "n/a"]
+        return [r["rank"] for r in rows(notebook) if r["state"] == "running" and r["best"] != "n/a"]
 
-    wait(reporting, "no trial reports")
-    trial = reporting()[0]
-    panel(notebook).get_by_label(f"Stop trial {trial}", exact=True).first.click()
-    row = (
-        panel(notebook)
-        .locator(".rn-trials .rn-row")
-        .filter(has=notebook.page.get_by_label(f"Logs of trial {trial}", exact=True))
+    trial = wait(reporting, "no trial reports")[0]
+    panel.get_by_label(f"Stop trial {trial}", exact=True).first.click()
+    row = panel.locator(".rn-trials .rn-row").filter(
+        has=notebook.page.get_by_label(f"Logs of trial {trial}", exact=True)
     )
     row.get_by_text("sure?").wait_for()
-    assert all(r["state"] != "stopped" for r in rows(notebook))
+    assert in_state("stopped") == []  # only asked
     row.locator(".rn-ask-yes").click()
-    wait(
-        lambda: any(r["rank"].strip() == trial and r["state"] == "stopped" for r in rows(notebook)),
-        "the trial goes on",
-        30,
-    )
+    wait(lambda: in_state("stopped") == [trial], "the trial goes on")
     # The others go on, and another takes its place.
-    wait(lambda: sum(r["state"] == "running" for r in rows(notebook)) == 2, "the search ended")
+    wait(lambda: len(in_state("running")) == 2, "the search ended")
 
-    title = panel(notebook).locator(".rn-title")
-    title.get_by_text("Stop all").click()
+    title = panel.locator(".rn-title")
+    title.locator(".rn-stop").click()
     title.locator(".rn-ask-yes").click()
-    notebook.wait_text("Stopped", 40)
-    notebook.wait_idle(40)
-    assert said(notebook, "print(result.state)") == "stopped"
+    notebook.wait_text("Stopped")
+    notebook.wait_idle()
+    assert notebook.execute("print(result.state)") == "stopped"

@@ -94,13 +94,17 @@ def nothing_left(cluster: None) -> Callable[..., None]:
     import ray
     from ray.util.state import list_actors, list_placement_groups
 
+    # The state API's own default is the machine's newest cluster, which may be somebody else's.
+    address = ray.get_runtime_context().gcs_address
+
     def check(pids: list[int], seconds: float = 10.0) -> None:
         def left() -> list[str]:
             # Ray Data's own two are the cluster's, not a run's.
             shared = {"_AutoscalingCoordinatorActor", "_StatsActor"}
-            actors = [a.class_name for a in list_actors() if a.state != "DEAD"]
+            actors = [a.class_name for a in list_actors(address=address) if a.state != "DEAD"]
             found = [a for a in actors if a not in shared]
-            found += [f"group {g.state}" for g in list_placement_groups() if g.state != "REMOVED"]
+            groups = list_placement_groups(address=address)
+            found += [f"group {g.state}" for g in groups if g.state != "REMOVED"]
             found += [f"process {p}" for p in pids if _alive(p)]
             taken = 4 - ray.available_resources().get("CPU", 0)
             return found + ([f"{taken} CPUs"] if taken else [])

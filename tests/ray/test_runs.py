@@ -420,6 +420,9 @@ def test_local_mode(notebook: Any) -> None:
     error = notebook.error("%%distributed_train --local\nnumber = 1\nnumber / 0")
     assert isinstance(error, ZeroDivisionError)  # the user's own, for %debug
     assert notebook["result"].state == "failed"
+    # Ray Train leaves its context in the process: here the kernel is no worker any more.
+    with pytest.raises(RuntimeError):
+        ray.train.get_context()
 
 
 BAD = [

@@ -546,3 +546,68 @@ def test_mapping_that_is_no_dict(channel: Channel, transport: FakeTransport) -> 
     channel.log(metrics)
     assert channel.close(5)
     assert transport.records() == [(0, {"a": 1.0})]
+
+
+# -- large records, and values that are not there yet ---------------------------------------------
+
+
+def test_records_of_many_values_are_bounded_by_their_values(
+    transport: FakeTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel_module, "MAX_CELLS", 1_000)
+    monkeypatch.setattr(channel_module, "MAX_PENDING_VALUES", 10_000)
+    transport.refuse = True
+    channel = Channel(transport, 0, 0)
+    wide = {f"layer {k}": float(k) for k in range(500)}
+    for _ in range(100):
+        channel.log(wide)
+    deadline = time.monotonic() + 10
+    while len(channel._records) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert channel._spooled and not channel._records  # 50,000 values wait in a file
+    transport.refuse = False
+    assert channel.close()
+    assert [step for step, _ in transport.records()] == list(range(100))
+    sizes = [
+        sum(len(v) for _, v in b.records.metrics.values()) for b in transport.batches if b.records
+    ]
+    assert max(sizes) <= 1_500 and sum(sizes) == 50_000
+
+
+class Late:
+    """Stands in for a CUDA value whose work is not done: there is no GPU here."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    there = threading.Event()
+
+    def ready(self) -> bool:
+        return self.there.is_set()
+
+    def item(self) -> Any:
+        assert self.there.is_set(), "would have waited"
+        return self.value
+
+
+def test_a_value_that_never_comes_holds_up_nothing_else(
+    transport: FakeTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A collective that hangs holds up what was queued on the GPU behind it, for ever: the logs
+    # and samples that tell of it must come all the same.
+    monkeypatch.setattr(channel_module, "_OnDevice", Late)
+    monkeypatch.setattr(channel_module, "_is_cuda_scalar", lambda value: value == "late")
+    monkeypatch.setattr(Late, "there", threading.Event())
+    channel = Channel(transport, 0, 0)
+    channel.log({"loss": 1.0})
+    channel.log({"loss": "late"})
+    channel.log({"loss": 3.0})
+    channel.put_log(1, "out", "still here")
+    channel.put("timing", {"still_since": 5.0})
+    assert not channel.flush(timeout=0.3)
+    assert transport.records() == [(0.0, {"loss": 1.0})]
+    assert any(b.logs for b in transport.batches)
+    assert any(b.timing == {"still_since": 5.0} for b in transport.batches)
+    Late.there.set()
+    assert channel.close()
+    assert [step for step, _ in transport.records()] == [0.0, 1.0, 2.0]

@@ -14,6 +14,7 @@ import pytest
 
 from raynb.engine.collector import Collector, RunFacts
 from raynb.engine.spec import read_record
+from raynb.engine.supervisor import Supervisor
 from raynb.telemetry.events import Batch, Record, RecordBatch
 from raynb.telemetry.history import to_frame
 from raynb.telemetry.mirror import Mirror
@@ -280,3 +281,43 @@ def test_records_written_at_once_do_not_collide(collector: Collector) -> None:
     for thread in threads:
         thread.join()
     assert not [e for e in collector._digest.events if "record.json" in e["text"]]
+
+
+def test_a_row_that_no_hint_can_read_ends_nothing(collector: Collector) -> None:
+    collector.group_starting(1)
+    collector.hello(who(0, 1))
+    collector.set_state("training")
+    row = Batch(0, 0, 0, shards=[{"name": "train", "batches_seen": Odd()}])
+    collector.ingest(row)
+    collector.ingest(Batch(0, 0, 1, records=records(1.0, 0.5)))
+    time.sleep(1.2)  # the thread that looks for hints writes the history as well
+    assert collector._thread.is_alive()
+    collector.set_state("finished")
+    assert collector.state == "finished"
+    said = [e["text"] for e in collector.poll("w", 0.0).content["events"]]
+    assert sum("can't be told: RuntimeError: odd" in text for text in said) == 1
+
+
+class Odd:
+    """A value that a worker of another version might send."""
+
+    def __bool__(self) -> bool:
+        raise RuntimeError("odd")
+
+
+def test_a_run_ends_even_when_its_end_fails(
+    facts: RunFacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor = Supervisor.__ray_metadata__.modified_class(facts, {})
+    collector = supervisor._collector
+
+    def broken() -> None:
+        raise MemoryError("no more")
+
+    monkeypatch.setattr(collector.history, "flush", broken)
+    supervisor._end(object(), None)
+    monkeypatch.undo()
+    outcome = supervisor.outcome(timeout=0)
+    assert outcome.state == collector.state == "failed"
+    assert "no more" in str(outcome.error)
+    collector.close()

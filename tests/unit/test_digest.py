@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from pprint import pformat
 from typing import Any
 from unittest.mock import patch
@@ -610,3 +611,17 @@ def test_a_whole_update_voids_what_was_known() -> None:
     mirror.apply(again)
     assert [e["text"] for e in mirror.events] == ["one"]
     assert list(mirror.workers) == [0]
+
+
+@pytest.mark.parametrize(
+    ("behind", "shift"), [(0.0, 0.0), (0.7, 0.0), (90.0, 90.0), (-90.0, -90.0)]
+)
+def test_times_of_a_worker_whose_clock_is_wrong(behind: float, shift: float) -> None:
+    digest, now = Digest("run"), time.time()
+    for seq, delay in enumerate((0.0, 30.0)):  # the second message was long on its way
+        sent = now - delay - behind
+        timing = {"waiting_since": sent - 5, "still_since": None, "reports": seq}
+        digest.apply(Batch(0, 0, seq, timing=timing, sent=sent))
+        row = digest.workers[0]
+        assert row["waiting_since"] == pytest.approx(sent - 5 + shift, abs=1)
+        assert row["still_since"] is None and row["reports"] == seq

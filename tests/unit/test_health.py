@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from raynb.engine.hints.health import CLEAR_S, MAX_HINTS, Health
+from raynb.engine.hints.health import CLEAR_S, Health
 from raynb.engine.hints.previous import function_key, previous, remember
 from raynb.engine.hints.view import Finding, View
 from raynb.telemetry.digest import Cursor, Digest
 from raynb.telemetry.events import Batch, Record, RecordBatch
 from raynb.telemetry.mirror import Mirror
+from raynb.telemetry.update import MAX_HINTS
 
 START = 1_000_000.0
 FOUND = Finding("network", "warn", "t", (0,), "e 1", "th", "f")

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.fs as pafs
+import pyarrow.parquet as pq
 import pytest
 
 import raynb.telemetry.history as history_module
@@ -158,7 +159,7 @@ def test_a_merge_holds_few_rows_and_keeps_all_columns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(history_module, "MAX_PARTS", 8)
-    monkeypatch.setattr(history_module, "MERGE_ROWS", 100)
+    monkeypatch.setattr(history_module, "MERGE_CELLS", 100 * 9)
     held: list[int] = []
     real = history_module._as
 
@@ -255,6 +256,24 @@ def test_a_full_local_disk_leaves_memory(tmp_path: Path, monkeypatch: pytest.Mon
     assert to_frame(one.table())["a"].tolist() == [1.0]
 
 
+def test_no_place_for_local_files_leaves_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history_module, "MAX_PENDING", 1)
+    one = writer(tmp_path / "run" / "history")
+    (tmp_path / "run").write_text("a file in the way")
+
+    def nowhere(**_: object) -> None:
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.setattr(history_module.tempfile, "TemporaryFile", nowhere)
+    one.add(0, 0, batch({"a": 1.0}))
+    one.flush()
+    assert one.error is not None
+    (tmp_path / "run").unlink()
+    assert to_frame(one.table())["a"].tolist() == [1.0]
+
+
 def test_one_batch_of_many_ranks_is_one_table() -> None:
     given = [
         (3, 0, batch({"a": 1.0}, {"b": 2.0})),
@@ -302,3 +321,27 @@ def test_due_only_with_something_to_write(tmp_path: Path, monkeypatch: pytest.Mo
     assert one.due()
     one.flush()
     assert not one.due()
+
+
+def test_a_few_wide_records_among_many_narrow_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history_module, "MAX_PART_CELLS", 2_000)
+    monkeypatch.setattr(history_module, "MAX_CELLS", 9_000)
+    one = writer(tmp_path)
+    wide = {f"w{k}": float(k) for k in range(100)}
+    for k in range(10):
+        one.add(0, 0, batch(*[{"loss": float(j)} for j in range(90)], first=100 * k))
+        one.add(0, 0, batch({"loss": 0.5, **wide, "also": 1.0}, {"also": 2.0}, first=100 * k + 90))
+    one.flush()
+    for name in part_names(tmp_path):
+        part = pq.read_metadata(tmp_path / name)
+        assert part.num_rows * (part.num_columns - 4) <= 2_000
+    table = one.table()
+    assert len(table) == one.rows == 920
+    # Densely, it would be 920 x 106: what has the most values is kept, and the rest is counted.
+    assert {"loss", "also"} <= set(table.column_names) and len(table.column_names) <= 13
+    assert history_module.left_out(table) == 102 - (len(table.column_names) - 4)
+    assert table["loss"].null_count == 10 and table["also"].null_count == 900
+    whole = [pq.read_table(tmp_path / name) for name in part_names(tmp_path)]
+    assert sum(t.num_rows - t["w7"].null_count for t in whole if "w7" in t.column_names) == 10

@@ -456,6 +456,12 @@ def test_a_runs_directory_is_no_checkpoint(tmp_path: Path) -> None:
         (tmp_path / name / "x.txt").write_text("x")
     with pytest.raises(CheckpointError, match=r"a run's directory(.|\n)*/checkpoint_2"):
         raynb.load_checkpoint(tmp_path)
+    (tmp_path / "checkpoint_manager_snapshot.json").write_text("{}")
+    for name in ("checkpoint_1", "checkpoint_2"):
+        write_torch(net(), tmp_path / name)
+    with pytest.raises(CheckpointError, match=r"a run's directory(.|\n)*raynb.open\("):
+        raynb.load_checkpoint(tmp_path)
+    raynb.load_checkpoint(tmp_path / "checkpoint_1", into=net())
 
 
 def test_bad_arguments(tmp_path: Path) -> None:
@@ -466,6 +472,11 @@ def test_bad_arguments(tmp_path: Path) -> None:
         raynb.load_checkpoint(tmp_path, into="model")
     with pytest.raises(OptionError, match="not from int"):
         raynb.load_checkpoint(7)
+    with pytest.raises(OptionError, match="not from an empty text"):
+        raynb.load_checkpoint("")
+    for wrong in ({"file": 3}, {"key": 3}, {"loader": 3}, {"strict": "no"}, {"trusted": "no"}):
+        with pytest.raises(OptionError, match=f"{next(iter(wrong))} must be"):
+            raynb.load_checkpoint(tmp_path, **wrong)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="map_location 'qpu' can't be used"):
         raynb.load_checkpoint(tmp_path, map_location="qpu")
     if not torch.cuda.is_available():

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 import pyarrow.fs as pafs
+import pyarrow.parquet as pq
 import pytest
 
 import raynb
@@ -17,9 +20,9 @@ from raynb.engine.spec import RunSpec, write_record
 from raynb.errors import OptionError, StorageError
 from raynb.results.compare import Comparison
 from raynb.results.runs import RunsTable
-from raynb.telemetry.rows import new_worker
 from raynb.telemetry.events import Record, RecordBatch
 from raynb.telemetry.history import HistoryWriter
+from raynb.telemetry.rows import new_worker
 
 START = 1_790_000_000.0
 EVIL = "<img src=x onerror=alert(1)>"
@@ -100,7 +103,38 @@ def test_a_corrupt_part_is_told_and_the_rest_is_shown(tmp_path: Path) -> None:
     assert "8 of 24 records are here" in text
 
 
-@pytest.mark.parametrize("content", ["", "{", "[1]", "7", "\x00\xff"])
+def test_lost_history_is_told(tmp_path: Path) -> None:
+    """Also where nothing is damaged: a record that counts more than there is."""
+    for name, lost, here in (("some", "part-000001.parquet", 16), ("all", "", 0)):
+        run = stored(tmp_path, name)
+        history = run / "raynb" / "history"
+        (history / lost).unlink() if lost else shutil.rmtree(history)
+        result = raynb.open(run)
+        told = f"missing: {here} of 24 records are here"
+        assert len(result.history) == here
+        assert told in repr(result) and told in result._repr_mimebundle_()["text/html"]
+    whole = stored(tmp_path, "whole")
+    assert "records are here" not in repr(raynb.open(whole))
+    # What a run that goes on has counted but not yet written is not lost.
+    assert "records are here" not in repr(
+        raynb.open(stored(tmp_path, "on", state="running", rows=99))
+    )
+
+
+def test_rows_of_no_rank_are_left_out_and_told(tmp_path: Path) -> None:
+    run = stored(tmp_path, "demo")
+    foreign = run / "raynb" / "history" / "part-000003.parquet"
+    pq.write_table(pa.table({"x": [1.0, 2.0]}), foreign)
+    result = raynb.open(run)
+    assert len(result.history) == 24
+    assert "part-000003.parquet: rows without rank" in repr(result)
+    result.plot("loss")
+
+
+DEEP = "[" * 100_000
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", "7", "\x00\xff", DEEP], ids=range(6))
 def test_a_corrupt_record_is_told_and_the_history_is_shown(tmp_path: Path, content: str) -> None:
     run = stored(tmp_path, "demo")
     (run / "raynb" / "record.json").write_bytes(content.encode("latin-1"))
@@ -108,6 +142,7 @@ def test_a_corrupt_record_is_told_and_the_history_is_shown(tmp_path: Path, conte
     assert (len(result.history), result.state, result.name) == (24, "unknown", "demo")
     text = result._repr_mimebundle_()["text/plain"]
     assert "The run's record" in text and "Outcome unknown" in text
+    assert "The run's record" in repr(result)
     assert raynb.runs(tmp_path).frame["state"].tolist() == ["unreadable"]
     assert "Record unreadable" in repr(raynb.runs(tmp_path))
 
@@ -145,6 +180,13 @@ def test_what_is_no_run_is_one_clear_error(tmp_path: Path) -> None:
             raynb.open(path)
         assert said in str(found.value), found.value
         assert way_out in str(found.value), found.value
+    for wrong in (None, 3, "", raynb.open(run)):
+        with pytest.raises(OptionError, match="path or URI"):
+            raynb.open(wrong)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="not on int"):
+        raynb.runs(3)  # type: ignore[arg-type]
+    with pytest.raises(StorageError, match=r"is a run itself(.|\n)*raynb\.open"):
+        raynb.runs(run)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
@@ -276,6 +318,7 @@ def test_the_record_of_another_version_opens(tmp_path: Path) -> None:
         {},
         {"state": 7, "options": [1], "rows": "many", "new": {}},
         {"name": EVIL, "state": EVIL, "best_seen": 3, "world_size": "x"},
+        {"state": "finished", "started": float("nan"), "ended": 5},
     ]
     for k, record in enumerate(odd):
         run = stored(tmp_path, f"r{k}")
@@ -283,5 +326,6 @@ def test_the_record_of_another_version_opens(tmp_path: Path) -> None:
         html = raynb.open(run)._repr_mimebundle_()["text/html"]
         assert "<img src=x" not in html
     table = raynb.runs(tmp_path)
-    assert len(table) == 3 and "<img src=x" not in table._repr_mimebundle_()["text/html"]
-    raynb.compare(*(tmp_path / f"r{k}" for k in range(3)))._repr_mimebundle_()
+    assert len(table) == len(odd) and table.frame["duration"].isna().all()
+    assert "<img src=x" not in table._repr_mimebundle_()["text/html"]
+    raynb.compare(*(tmp_path / f"r{k}" for k in range(len(odd))))._repr_mimebundle_()

@@ -177,3 +177,19 @@ def test_an_accelerator_type_that_no_node_has() -> None:
         check_accelerator(spec, [{"CPU": 2.0}])
     check_accelerator(spec, [{"CPU": 2.0}], limits={"GPU": 8.0})  # it may grow
     check_accelerator(RunSpec(accelerator_type="T4"), nodes)
+
+
+def test_workers_leave_a_cpu_to_ray_data() -> None:
+    class Rows:
+        """Stands for a dataset that is not read yet."""
+
+    spec = RunSpec(num_workers=2, use_gpu=False, datasets={"train": Rows()})
+    assert refusal(spec, [{"CPU": 2}], where="this machine") == (
+        "the workers would take all 2 CPUs of this machine, and leave none to Ray Data, which "
+        "reads 'train' in tasks of its own\nWay out: use -n 1"
+    )
+    alone = RunSpec(num_workers=1, use_gpu=False, datasets={"train": Rows()})
+    assert "--resources CPU=0.5" in refusal(alone, [{"CPU": 1}])
+    assert check_resources(spec, [{"CPU": 3}], {"CPU": 3}) == ""
+    assert check_resources(spec, [{"CPU": 2}], {"CPU": 2}, limits={"CPU": 8}) == ""
+    assert check_resources(RunSpec(num_workers=2, use_gpu=False), [{"CPU": 2}], {"CPU": 2}) == ""

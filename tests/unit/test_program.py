@@ -382,3 +382,12 @@ def test_programs_and_payloads_are_plain_bytes() -> None:
     program = cell("x = 1", takes_config=True, imports=("os.path",))
     assert pickle.loads(pickle.dumps(program)) == program
     assert load_values(cloudpickle.dumps({"a": 1})) == {"a": 1}
+
+
+def test_describe_an_exception_that_quotes_a_tensor() -> None:
+    raised, program = failure("raise ValueError('first' + 'x' * 3_000_000 + 'last')")
+    told = describe_exception(raised, program)
+    assert len(told["message"]) < 11_000 and len(told["traceback"]) < 51_000
+    assert told["message"].startswith("first") and told["message"].endswith("last")
+    assert "2,990,009 characters left out" in told["message"]
+    assert told["cell"] is not None and len(told["cell"]["text"]) < 200

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import logging
 import math
 import pickle
 import re
@@ -11,13 +13,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+import ray
 import ray.train
 
+from raynb._ray import snapshot
 from raynb.engine.spec import RunSpec
-from raynb.errors import OptionError, TrainingError
+from raynb.errors import CheckpointError, OptionError, TrainingError
 from raynb.results import run_result
 from raynb.results.checkpoints import best_index
 from raynb.results.curves import curves_of, frame_with_nans, last_values
@@ -115,6 +120,10 @@ def test_a_failed_run_without_checkpoints(tmp_path: Path) -> None:
     assert result.path == str(tmp_path)
     assert len(result.history) == 10
     assert "ValueError: no" in repr(result)
+    # Ray's error names no cause; the record does.
+    headline = RunResult.of(None, record=record("failed", error=error), history=table(),
+                            error=RuntimeError("failed due to worker errors:\n1/0"))  # fmt: skip
+    assert "error        ValueError: no" in repr(headline)
     given = RuntimeError("mine")
     assert RunResult.of(None, record=record("failed"), history=table(), error=given,
                         path=str(tmp_path / "none")).error is given  # fmt: skip
@@ -159,6 +168,123 @@ def test_a_broken_snapshot_is_told_not_raised(tmp_path: Path) -> None:
     result = RunResult.of(None, record=record("stopped"), history=table(), path=str(tmp_path))
     assert result.best_checkpoints is None
     assert "can't be read" in result._repr_mimebundle_()["text/plain"]
+
+
+def left(run: Path, *checkpoints: tuple[str, dict[str, Any]], latest: str = "checkpoint_3") -> Path:
+    """A run's directory as Ray leaves it, with Ray's list of its checkpoints."""
+    listed = []
+    for name, metrics in checkpoints:
+        (run / name).mkdir(parents=True)
+        (run / name / "model.pt").write_bytes(b"x")
+        listed.append({"version": 0, "checkpoint_dir_name": name, "metrics": metrics})
+    content = {
+        "ray_version": ray.__version__,
+        "checkpoint_results": listed,
+        "checkpoint_report_indices": list(range(len(listed))),
+        "latest_checkpoint_result": next(e for e in listed if e["checkpoint_dir_name"] == latest),
+        "pending_training_results": [],
+        "pending_validation_specs": [],
+        "current_report_index": len(listed),
+        "validated_checkpoint_dir_names": [],
+        "timed_out_validation_checkpoint_dir_names": [],
+        "failed_validation_checkpoint_dir_names": [],
+    }
+    (run / "checkpoint_manager_snapshot.json").write_text(json.dumps(content))
+    return run
+
+
+#: Ray's order: the best last; the latest, kept for being that, is the worst.
+LEFT = (
+    ("checkpoint_3", {"acc": 0.3}),
+    ("checkpoint_1", {"acc": 0.7}),
+    ("checkpoint_2", {"acc": 0.9}),
+)
+
+
+def names_in(result: RunResult) -> list[str]:
+    return [Path(c.path).name for c, _ in result.best_checkpoints or ()]
+
+
+def opened(run: Path, **options: Any) -> RunResult:
+    given = record()
+    given["options"] |= options
+    return RunResult.of(None, record=given, history=table(), path=str(run))
+
+
+@pytest.mark.parametrize("other_version", [False, True])
+def test_a_latest_checkpoint_beside_the_kept_ones(tmp_path: Path, other_version: bool) -> None:
+    """Ray's result of a run has ``num_to_keep`` checkpoints, its list on storage the latest too."""
+    run = left(tmp_path, *LEFT)
+    if other_version:
+        listed = run / "checkpoint_manager_snapshot.json"
+        listed.write_text(
+            json.dumps({**json.loads(listed.read_text()), "current_report_index": "?"})
+        )
+    result = opened(run, num_to_keep=2)
+    assert names_in(result) == ["checkpoint_1", "checkpoint_2"]
+    assert result.metrics_dataframe is not None
+    assert result.metrics_dataframe["acc"].tolist() == [0.7, 0.9]
+    assert result.checkpoint is not None and result.metrics == {"acc": 0.3}
+    assert Path(result.checkpoint.path).name == "checkpoint_3"
+    for keep in (None, 0, True, "2", 3, 9):
+        assert len(names_in(opened(run, num_to_keep=keep))) == 3
+
+
+def test_a_checkpoint_that_is_gone_takes_no_other_with_it(tmp_path: Path) -> None:
+    run = left(tmp_path, *LEFT)
+    shutil.rmtree(run / "checkpoint_2")
+    result = opened(run, num_to_keep=2)
+    assert names_in(result) == ["checkpoint_3", "checkpoint_1"]
+    told = "checkpoint_2, can't be found: 2 of 3 listed checkpoints can be used"
+    assert told in repr(result) and told in result._repr_mimebundle_()["text/plain"]
+    assert [row.best for row in result._checkpoint_rows()] == [False, True]
+    # The best of what is left isn't passed off as the best.
+    with pytest.warns(UserWarning, match="can't be found"), pytest.raises(CheckpointError):
+        result.load()
+    shutil.rmtree(run / "checkpoint_3")
+    result = opened(run)
+    assert result.checkpoint is not None and result.metrics == {"acc": 0.7}
+
+
+@pytest.mark.parametrize(
+    "content", [None, "", "{", "[]", '{"checkpoint_results": 3}', "[" * 100_000]
+)
+def test_without_rays_list_the_directories_are_used(tmp_path: Path, content: str | None) -> None:
+    run = left(tmp_path, *LEFT)
+    (run / "checkpoint_manager_snapshot.json").unlink()
+    if content is not None:
+        (run / "checkpoint_manager_snapshot.json").write_text(content)
+    result = opened(run, num_to_keep=2)
+    assert names_in(result) == ["checkpoint_1", "checkpoint_2", "checkpoint_3"]
+    assert result.checkpoint is not None and Path(result.checkpoint.path).name == "checkpoint_3"
+    assert (result.metrics, result.metrics_dataframe) == (None, None)
+    assert "3 checkpoints found" in repr(result)
+    assert "only with a checkpoint" not in repr(result)
+    result._repr_mimebundle_()
+
+
+def test_names_in_rays_list_lead_nowhere_else(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    run = left(tmp_path / "run", *LEFT)
+    listed = run / "checkpoint_manager_snapshot.json"
+    listed.write_text(listed.read_text().replace("checkpoint_2", "../outside"))
+    assert names_in(opened(run)) == ["checkpoint_3", "checkpoint_1"]
+
+
+def test_opening_a_run_is_no_news_of_rays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Ray tells of a list that it finds as if training were to begin in its directory."""
+    log = logging.getLogger(snapshot._LOGGER)
+    with caplog.at_level(logging.INFO, log.name):
+        log.addHandler(caplog.handler)
+        try:
+            opened(left(tmp_path, *LEFT))
+            assert not caplog.records
+            # The same of Ray's own, so that the test knows what it looks for.
+            run_result.Result.from_path(str(tmp_path))
+            assert "A run snapshot was found" in caplog.text
+        finally:
+            log.removeHandler(caplog.handler)
 
 
 def test_the_display_lists_checkpoints(ray_result: ray.train.Result) -> None:
@@ -380,8 +506,27 @@ def test_plot_takes_metrics_ranks_and_time(axes: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"metrics": "los"}, {"ranks": [7]}, {"x": "epoch"}], ids=["metric", "rank", "x"]
+    ("wrong", "said"),
+    [
+        ({"metrics": "los"}, "no metric 'los'(.|\n)*it has acc, loss"),
+        ({"metrics": 3}, "metrics must be one or a list"),
+        ({"metrics": [["loss"]]}, r"no metric \['loss'\]"),
+        ({"metrics": "note"}, "'note' is no number(.|\n)*numbers are acc, loss"),
+        ({"ranks": [7]}, "no rank 7(.|\n)*it has 0, 1"),
+        ({"ranks": "0"}, "no rank '0'"),
+        ({"ranks": 1.5}, "ranks must be one or a list"),
+        ({"ranks": [[0]]}, r"no rank \[0\]"),
+        ({"x": "epoch"}, "x must be"),
+    ],
 )
-def test_plot_says_what_there_is(wrong: dict[str, Any], axes: Any) -> None:
-    with pytest.raises(OptionError):
-        plotted().plot(ax=axes, **wrong)
+def test_plot_says_what_there_is(wrong: dict[str, Any], said: str, axes: Any) -> None:
+    result = RunResult.of(None, record=record(), history=table(note="text"), path="/none/x")
+    with pytest.raises(OptionError, match=said):
+        result.plot(ax=axes, **wrong)
+
+
+@pytest.mark.parametrize("rank", [1, np.int64(1), [1], range(1, 2)])
+def test_plot_takes_one_rank(rank: Any, axes: Any) -> None:
+    plotted().plot("loss", rank, ax=axes)
+    # Rank 1 alone, of two attempts.
+    assert len([line for line in axes.get_lines() if line.get_linewidth() > 1]) == 2

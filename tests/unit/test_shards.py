@@ -510,3 +510,16 @@ def test_a_data_iterator_pickles_as_what_it_was() -> None:
     assert type(other) is FakeDataIterator and other.name == "mine"
     assert [type(b) for b in other.iter_rows()] == [dict, dict]
     assert copy.copy(shard.iter_rows()).stats == "fast"
+
+
+def test_an_iterator_has_the_length_that_it_had() -> None:
+    loader = DataLoader(TensorDataset(torch.arange(10)), batch_size=4)
+    meter_loader(loader)
+    batches = iter(loader)
+    assert len(batches) == 3 and [len(b[0]) for b in batches] == [4, 4, 2]
+    assert len(list(loader)) == 3
+    stream = DataLoader(Stream(), batch_size=4)
+    meter_loader(stream)
+    with pytest.raises(TypeError):
+        len(iter(stream))
+    assert list(stream)

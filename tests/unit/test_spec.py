@@ -15,6 +15,7 @@ import pytest
 from raynb.engine.spec import (
     RunSpec,
     absolute_storage,
+    address_on,
     check_storage,
     default_storage,
     filesystem_of,
@@ -220,7 +221,7 @@ def test_a_run_that_did_not_finish_may_go_on(tmp_path: Path, state: str) -> None
 
 def test_records_that_can_not_be_read_are_none(tmp_path: Path) -> None:
     assert read_record(FS, f"{tmp_path}/none") is None
-    for text in ("", "{", "[1]", "\xff"):
+    for text in ("", "{", "[1]", "\xff", "[" * 100_000):
         path = tmp_path / "run" / "raynb" / "record.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(text.encode("latin-1"))
@@ -272,6 +273,23 @@ def test_json_safe_is_bounded() -> None:
     assert len(json.dumps(json_safe(loop))) < 1_000
     text = json_safe(bytearray(10_000))
     assert len(text) == 200 and text.endswith("…")
+
+
+def test_uris_with_characters_that_uris_do_not_have(tmp_path: Path) -> None:
+    """Runs may be called so, and their names are part of URIs."""
+    for name in ("two words", "größe", "a+b", "x{1}"):
+        (tmp_path / name).mkdir()
+        filesystem, inner = filesystem_of(f"file://{tmp_path}/{name}")
+        assert inner == str(tmp_path / name)
+        assert filesystem.get_file_info(inner).type == pafs.FileType.Directory
+    # What is encoded already stays as it is.
+    assert filesystem_of("file:///a%20b")[1] == "/a b"
+
+
+def test_a_path_to_show_has_its_scheme() -> None:
+    remote = pafs.S3FileSystem(access_key="k", secret_key="s", region="us-east-1")
+    assert address_on(remote, "bucket/x") == "s3://bucket/x"
+    assert address_on(pafs.LocalFileSystem(), "/x") == "/x"
 
 
 def test_summary_is_json_and_keeps_secrets(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import inspect
 import io
 import linecache
 import math
@@ -14,6 +15,7 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -203,6 +205,33 @@ def test_a_hook_never_raises_into_training(meter: StepMeter) -> None:
     optimizer().step()
 
 
+def test_prepare_functions_are_watched_by_whatever_name_they_are_held(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from ray.train.torch import prepare_data_loader
+    from ray.train.v2._internal.execution import train_fn_utils
+
+    from raynb._ray.worker import watch_prepare
+
+    # As Ray's own local mode sets it.
+    local = train_fn_utils.LocalTrainFnUtils("run")
+    monkeypatch.setattr(train_fn_utils, "_train_fn_utils", local)
+    signature, code = inspect.signature(prepare_data_loader), prepare_data_loader.__code__
+    told: list[Any] = []
+    undo = watch_prepare(on_loader=told.append, on_model=told.append)
+    assert undo is not None and inspect.signature(prepare_data_loader) == signature
+    loader = DataLoader(TensorDataset(torch.zeros(3)))
+    assert prepare_data_loader(loader, move_to_device=False) is loader and told == [loader]
+    with pytest.raises(TypeError):
+        prepare_data_loader()
+    undo()
+    assert (
+        prepare_data_loader.__code__ is code and inspect.signature(prepare_data_loader) == signature
+    )
+    prepare_data_loader(loader, move_to_device=False)
+    assert told == [loader]
+
+
 # -- DDP -----------------------------------------------------------------------------------------
 
 
@@ -271,12 +300,27 @@ def test_a_gradient_that_stops_coming_is_replaced(meter: StepMeter, group: None)
     next(
         p for p, h in zip(model.parameters(), hooks(model), strict=True) if h
     ).requires_grad = False
-    model = DistributedDataParallel(inner)
-    train(model, steps, MISSED)
+    rebuilt = DistributedDataParallel(inner)
+    train(rebuilt, steps, MISSED)
     assert meter.measured == counted
-    train(model, steps, 5)
+    train(rebuilt, steps, 5)
     assert meter.measured == counted + 5
     peers.remove()
+
+
+def test_a_watched_model_can_be_let_go(meter: StepMeter, group: None) -> None:
+    for _ in range(3):  # as for the folds of a cross-validation
+        model = DistributedDataParallel(net())
+        PeerWait(model, meter)
+        steps = torch.optim.SGD(model.parameters(), lr=0.1)
+        train(model, steps, LEARN)
+        weights = [weakref.ref(p) for p in model.parameters()]
+        del model, steps
+        gc.collect()
+        assert [w() for w in weights] == [None] * len(weights)
+    model = net()
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1), 1)
+    assert not meter.on_step and not meter.readers
 
 
 def test_watched_models_copy_and_save_as_ever(meter: StepMeter, group: None) -> None:

@@ -191,6 +191,10 @@ def test_open_makes_it_again(tmp_path: Path) -> None:
     assert grid.best.load("best")["w"].tolist() == [1.0, 1.0]
     assert grid.results["acc"].tolist() == [v for values in CURVES for v in values]
     assert list(raynb.runs(tmp_path)) == ["grid"]
+    assert len(raynb.compare(grid[0], grid[1]).results) == 2
+    for search in (grid, home):
+        with pytest.raises(OptionError, match=r"compare its trials: raynb\.compare\(result\[0\]"):
+            raynb.compare(search, grid[0])
 
 
 @pytest.mark.parametrize(

@@ -177,3 +177,44 @@ def test_resume_finds_the_search(tmp_path: Path) -> None:
     (home / "raynb" / "record.json").write_text('{"state": "finished"}')
     with pytest.raises(StorageError, match="has finished"):
         spec(tmp_path, resume=home).check()
+
+
+def test_a_resumed_search_keeps_its_options(tmp_path: Path) -> None:
+    asha = {"scheduler": "asha", "scheduler_args": {"grace_period": 2}, "num_samples": 7}
+    first = spec(tmp_path, **asha, stop=(Criterion.parse("loss<1"),), seed=3).check()
+    home = tmp_path / first.name
+    (home / "raynb").mkdir(parents=True)
+    (home / "tuner.pkl").write_bytes(b"")
+    record = {
+        **first.facts(), "state": "stopped", "options": first.summary(), "lanes": first.lanes,
+    }  # fmt: skip
+    (home / "raynb" / "record.json").write_text(json.dumps(record))
+
+    # Without options, and with those of before: the search's own.
+    for again in ({}, asha):
+        resumed = spec(tmp_path, resume=home, **again).check()
+        assert (resumed.scheduler, resumed.num_samples, resumed.seed) == ("asha", 7, 3)
+        assert resumed.scheduler_args == {"grace_period": 2} and resumed.planned == 7
+        assert list(resumed.stop) == [Criterion("loss", "<", 1.0)]
+    for changes, words in (
+        ({"scheduler": "median"}, "--scheduler median contradicts --resume"),
+        ({"scheduler_args": {"grace_period": 3}}, "--scheduler-arg {'grace_period': 3}"),
+        ({"stop": (Criterion.parse("loss<0.5"),)}, "started with loss < 1"),
+        ({"metric": "loss"}, "--metric loss contradicts"),
+        ({"num_samples": 8}, "leave out --num-samples"),
+        ({"num_workers": 2}, "use -n 1"),
+        ({"space": {"lr": SPACE["lr"]}}, "'width' as nothing in the space"),
+        ({"space": SPACE | {"width": tune.choice([1])}}, "started with choice of [64, 128]"),
+    ):
+        with pytest.raises(OptionError) as found:
+            spec(tmp_path, **({"resume": home} | changes)).check()
+        assert words in str(found.value), found.value
+
+
+def test_a_search_of_a_users_tuner_is_not_resumed(tmp_path: Path) -> None:
+    (tmp_path / "own" / "raynb").mkdir(parents=True)
+    (tmp_path / "own" / "tuner.pkl").write_bytes(b"")
+    record = {"state": "stopped", "options": {"scheduler": "ASHAScheduler"}}
+    (tmp_path / "own" / "raynb" / "record.json").write_text(json.dumps(record))
+    with pytest.raises(OptionError, match=r"raynb\.fit\(tune\.Tuner\.restore"):
+        spec(tmp_path, resume=tmp_path / "own").check()

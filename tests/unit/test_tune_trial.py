@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 import ray
+from ray import tune
 from ray.exceptions import ActorDiedError, RayTaskError
 
 from raynb.api_tune import calls_report
 from raynb.tuning.callback import missing_metric, why_failed
+from raynb.tuning.tuner import with_telemetry
+from raynb.worker.runtime import Link
 from raynb.worker.trial import LoggedMetric, TrialLink
 
 
@@ -60,6 +63,22 @@ def test_a_function_that_reports_is_known_beforehand() -> None:
 
     assert calls_report(reporting) is True and calls_report(logging) is None
     assert calls_report(len) is None
+
+
+def test_a_users_function_stays_what_tune_sees() -> None:
+    def mine(config: dict[str, Any]) -> None: ...
+
+    def steps(config: dict[str, Any]) -> Any:
+        yield {"acc": 1.0}
+
+    class Own(tune.Trainable): ...
+
+    link = Link("run", None, "/")
+    wrapped = with_telemetry(tune.with_resources(mine, {"CPU": 2}), link)
+    assert wrapped is not mine and wrapped.__name__ == "mine"
+    assert wrapped._resources.required_resources == {"CPU": 2.0}
+    for other in (steps, Own, "a registered name"):
+        assert with_telemetry(other, link) is other
 
 
 def test_a_missing_metric_names_what_there_is() -> None:

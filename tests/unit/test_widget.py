@@ -92,10 +92,10 @@ def test_a_view_that_opens_gets_everything(panel: Panel) -> None:
 def test_pins_reach_the_watcher(panel: Panel, run: Run, facts: RunFacts) -> None:
     collector = LocalCollector(facts)
     collector.group_starting(20)
-    run.attach(backend_of(collector))
     for rank in range(20):
         records = RecordBatch.of([Record(0, time.time(), {"loss": float(rank)})])
         collector.ingest(Batch(rank, 1, 1, records=records))
+    run.attach(backend_of(collector))
     panel.ask({"kind": "pin", "ranks": [3, 7]})
     wanted = {("loss", rank, 1) for rank in (3, 7, 19)}
     deadline = time.monotonic() + 5

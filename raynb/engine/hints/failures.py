@@ -147,7 +147,7 @@ def collective_timeout(view: View) -> list[Finding]:
             "Every rank has to reach the same collectives. Look at the log of "
             f"{ranks_words(ranks) if ranks else 'each rank'}: it may have ended, been killed (out "
             "of memory on its node), or wait elsewhere. Where one rank works long by itself, give "
-            "the others more time with --timeout; between nodes, check firewalls and "
+            "the others more time with --timeout-s; between nodes, check firewalls and "
             "NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME.",
         )
     ]

@@ -11,6 +11,7 @@ from raynb.engine.hints import data, failures, memory, progress, speed, values
 from raynb.engine.hints.view import Finding, View, first_shard, number
 from raynb.telemetry.digest import Digest
 from raynb.telemetry.trend import Trend
+from raynb.telemetry.update import MAX_HINTS
 
 Rule = Callable[[View], list[Finding]]
 #: Every rule; a new one is a function here, and a section in ``docs/hints.md``.
@@ -31,8 +32,6 @@ RULES: tuple[Rule, ...] = (
     speed.threads,
     values.lr_scaling,
 )
-#: Hints kept of a run; those that ended first go first.
-MAX_HINTS = 50
 #: Seconds for which a finding may be missing without having ended: values swing about a threshold.
 CLEAR_S = 5.0
 #: Seconds between two changes of the numbers that an open hint tells.

@@ -9,6 +9,9 @@ const HEIGHT = 190;
 /** Marks of values that are no number, in one chart. */
 const MAX_MARKS = 400;
 const MARK_SIZE = 3;
+/** The y axis is so wide, and wider where its labels need it, by pixels a character. */
+const AXIS_WIDTH = 52;
+const LABEL_CHAR = 7;
 
 export interface ChartOptions {
   x: XAxis;
@@ -35,6 +38,11 @@ export interface ChartEvents {
   onZoom(zoomed: boolean): void;
   /** The reader wants to see all again. */
   onReset(): void;
+}
+
+function labelWidth(labels: readonly string[]): number {
+  const longest = Math.max(0, ...labels.map((label) => label.length));
+  return Math.max(AXIS_WIDTH, 12 + LABEL_CHAR * longest);
 }
 
 export class Chart {
@@ -216,7 +224,7 @@ export class Chart {
           },
           {
             ...axis,
-            size: 52,
+            size: (_, labels) => labelWidth(labels ?? []),
             space: 34,
             values: (_, splits) => splits.map((at) => (at === null ? "" : formatValue(at))),
           },

@@ -199,9 +199,11 @@ const WORKER_FIELDS: { [K in keyof Omit<Worker, "rank">]: (value: unknown) => Wo
   shards: decodeShards,
 };
 
+const WORKER_READERS = Object.entries(WORKER_FIELDS);
+
 /** A worker of which nothing is known yet. */
 export function unknownWorker(rank: number): Worker {
-  const fields = Object.entries(WORKER_FIELDS).map(([name, read]) => [name, read(null)] as const);
+  const fields = WORKER_READERS.map(([name, read]) => [name, read(null)] as const);
   return { ...(Object.fromEntries(fields) as unknown as Omit<Worker, "rank">), rank };
 }
 
@@ -209,8 +211,9 @@ function decodeWorker(f: Fields, problems: Problems): WorkerPatch | null {
   const rank = integer(f["rank"]);
   if (rank === null || rank < 0) return null;
   const patch: Fields = { rank };
-  for (const [name, read] of Object.entries(WORKER_FIELDS)) {
-    if (f[name] !== undefined) patch[name] = read(f[name]);
+  for (const [name, read] of WORKER_READERS) {
+    const value = f[name];
+    if (value !== undefined) patch[name] = read(value);
   }
   if (patch["status"] === "unknown") {
     problems.add(`unknown status of rank ${rank}: ${describe(f["status"])}`);

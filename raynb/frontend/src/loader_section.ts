@@ -10,9 +10,9 @@ import {
 } from "./format";
 import { icon } from "./icons";
 import { RankStrip } from "./rank_strip";
-import { known, median, rankRuns, total } from "./stats";
+import { known, median, percentOf, rankRuns, shareOf, total } from "./stats";
 import { Table, textCell, type Cell, type Column } from "./table";
-import { setWidth, shareOf } from "./worker_columns";
+import { RANK_COLUMN, setWidth } from "./worker_columns";
 import type { Shard, Worker } from "./wire";
 
 export interface ShardRow {
@@ -200,8 +200,8 @@ export function factsOf(rows: readonly ShardRow[]): Fact[] {
   if (rows.some(({ trained, worker }) => trained && worker.rows_rate !== null)) {
     const speed = total(rows.map(({ worker }) => worker.rows_rate));
     facts.push({ label: "speed", text: `${formatShort(speed)} rows/s`, title: "sum over the ranks" });
-    const waits = median(rows.map(waitShare));
-    facts.push({ label: "wait", text: waits === null ? UNKNOWN : `${formatPercent(100 * waits)} of a step`, title: "median share of a step spent waiting for data" });
+    const waits = median(rows.map(waitPercent));
+    facts.push({ label: "wait", text: waits === null ? UNKNOWN : `${formatPercent(waits)} of a step`, title: "median share of a step spent waiting for data" });
   }
   const etas = known(shards.map(({ eta_s }) => eta_s));
   facts.push({
@@ -275,7 +275,7 @@ export function spreadOf(rows: readonly ShardRow[]): Spread[] {
     ["rows seen", ({ shard }) => shard.rows_seen, formatCount],
     ["rows expected", ({ shard }) => shard.rows_total, formatCount],
     ["rows/s", ({ worker, trained }) => (trained ? worker.rows_rate : null), formatShort],
-    ["data wait", waitShare, (share) => formatPercent(share === null ? null : 100 * share)],
+    ["data wait", waitPercent, formatPercent],
   ];
   return measures.flatMap(([label, of, format]) => {
     const ends = extremes(rows, of);
@@ -300,8 +300,8 @@ function extremes(
   return low === null || high === null ? null : { low, high };
 }
 
-function waitShare({ worker, trained }: ShardRow): number | null {
-  return trained ? shareOf(worker.wait_s, worker.step_s) : null;
+function waitPercent({ worker, trained }: ShardRow): number | null {
+  return trained ? percentOf(worker.wait_s, worker.step_s) : null;
 }
 
 function columns(scale: () => number): Column<ShardRow>[] {
@@ -320,17 +320,7 @@ function columns(scale: () => number): Column<ShardRow>[] {
     cell: textCell(({ shard }) => formatCount(shard[key])),
   });
   return [
-    {
-      key: "rank",
-      label: "rank",
-      title: "Click a row to pin its rank in the charts",
-      width: 62,
-      numeric: true,
-      always: true,
-      first: "ascending",
-      value: ({ worker }) => worker.rank,
-      cell: pinCell,
-    },
+    { ...RANK_COLUMN, cell: pinCell },
     count("epoch", "epoch", 54, "Epochs that the loader has begun before this one"),
     {
       key: "rows",
@@ -369,11 +359,8 @@ function columns(scale: () => number): Column<ShardRow>[] {
       title: "Share of a step spent waiting for the next batch",
       width: 72,
       numeric: true,
-      value: waitShare,
-      cell: textCell((row) => {
-        const share = waitShare(row);
-        return formatPercent(share === null ? null : 100 * share);
-      }),
+      value: waitPercent,
+      cell: textCell((row) => formatPercent(waitPercent(row))),
     },
     {
       key: "eta",

@@ -22,15 +22,21 @@ import { TrialStops } from "./trial_stops";
 import { TrialsShown } from "./trials_shown";
 import { MAX_PINNED, type Outgoing } from "./wire";
 
-/** Milliseconds between drawings of chart and workers; many ranks draw less often. */
-const DRAW_MS = 100;
+/**
+ * Milliseconds between drawings of chart and workers, at least; many ranks draw
+ * less often. Below the kernel's 100 ms between messages: each is drawn as it comes.
+ */
+const DRAW_MS = 50;
 const DRAW_MANY_MS = 500;
-const DRAW_TRIALS_MS = 250;
+/** More rows than this are drawn less often. */
 const MANY = 64;
-/** Drawing takes at most this share of the time, whatever it costs. */
-const DRAW_SHARE = 0.2;
-/** A page that nobody sees gets no frames: what it waited was no drawing. */
-const MAX_COST_MS = 400;
+/**
+ * A frame that took longer than this was too much: the next drawing waits so many times as long,
+ * but no longer than a person takes for live.
+ */
+const LONG_FRAME_MS = 34;
+const REST = 4;
+const DRAW_SLOW_MS = 250;
 /** How long a snapshot may take before the panel says that it waits. */
 const HELLO_MS = 3_000;
 const HELLO_AGAIN_MS = 15_000;
@@ -71,10 +77,11 @@ export class Panel {
   /** Whether the panel is scrolled into view. */
   private seen = true;
   private frame = 0;
+  /** Milliseconds between drawings of the slow views, as this page can bear them. */
+  private pace = DRAW_MS;
+  private paceFrame = 0;
   private badgesDue = true;
   private errorLinesSeen = 0;
-  /** Milliseconds that the last drawing of slow views took. */
-  private cost = 0;
   private slowTimer: ReturnType<typeof setTimeout> | null = null;
   private helloSent = Number.NEGATIVE_INFINITY;
   private helloPending = false;
@@ -114,6 +121,7 @@ export class Panel {
   destroy(): void {
     for (const cleanup of this.cleanups.splice(0)) cleanup();
     cancelAnimationFrame(this.frame);
+    cancelAnimationFrame(this.paceFrame);
     if (this.slowTimer !== null) clearTimeout(this.slowTimer);
     if (this.helloTimer !== null) clearTimeout(this.helloTimer);
     this.stop.destroy();
@@ -301,26 +309,29 @@ export class Panel {
     });
   }
 
+  /** Milliseconds between drawings of the slow views. */
+  private pause(): number {
+    if (this.layout === SEARCH_LAYOUT) {
+      return this.state.trials.size > MANY ? DRAW_SLOW_MS : this.pace;
+    }
+    const ranks = Math.max(this.state.workers.size, this.state.run?.world_size ?? 0);
+    return ranks > MANY ? DRAW_MANY_MS : this.pace;
+  }
+
   private draw(): void {
-    const many = Math.max(this.state.workers.size, this.state.run?.world_size ?? 0) > MANY;
-    const pause =
-      this.layout === SEARCH_LAYOUT
-        ? this.state.trials.size > MANY ? DRAW_TRIALS_MS : DRAW_MS
-        : many ? DRAW_MANY_MS : DRAW_MS;
+    const pause = this.pause();
     const now = performance.now();
-    const rest = Math.max(pause, this.cost / DRAW_SHARE);
-    let drewSlow = false;
     let soonest = Number.POSITIVE_INFINITY;
     for (const mounted of this.views) {
       const { tab, slow, drawn, pending } = mounted;
       if ((tab !== null && tab !== this.tabs.current) || !any(pending)) continue;
-      const wait = slow ? drawn + rest - now : 0;
+      const wait = slow ? drawn + pause - now : 0;
       if (wait > 0) {
         soonest = Math.min(soonest, wait);
         continue;
       }
+      if (slow) this.measurePace(now);
       mounted.drawn = now;
-      drewSlow ||= slow && (pending.series || pending.trials || pending.workers);
       mounted.pending = changes();
       try {
         mounted.view.update(this.state, pending);
@@ -328,18 +339,21 @@ export class Panel {
         this.fail(mounted.name, error);
       }
     }
-    if (drewSlow) {
-      // Canvases are painted after this: what it took is known when the next frame begins.
-      requestAnimationFrame(() => {
-        this.cost = Math.min(MAX_COST_MS, performance.now() - now);
-      });
-    }
     if (this.badgesDue) this.showBadges();
     if (soonest === Number.POSITIVE_INFINITY || this.slowTimer !== null) return;
     this.slowTimer = setTimeout(() => {
       this.slowTimer = null;
       this.request();
     }, soonest);
+  }
+
+  /** Drawing ends after the code did, with the pixels: the next frame tells when. */
+  private measurePace(begun: number): void {
+    cancelAnimationFrame(this.paceFrame);
+    this.paceFrame = requestAnimationFrame(() => {
+      const took = performance.now() - begun;
+      this.pace = took > LONG_FRAME_MS ? Math.min(DRAW_SLOW_MS, REST * took) : DRAW_MS;
+    });
   }
 
   private showBadges(): void {

@@ -1,9 +1,9 @@
 /** The nodes under the workers: network and disk, which all ranks of a node share. */
 import { h, setText, show } from "./dom";
 import { formatBytes, formatCount, formatPercent, plural, UNKNOWN } from "./format";
-import { total } from "./stats";
+import { shareOf, total } from "./stats";
 import { Table, textCell, type Column } from "./table";
-import { barCell, shareOf } from "./worker_columns";
+import { barCell } from "./worker_columns";
 import type { Worker } from "./wire";
 
 interface NodeRow {

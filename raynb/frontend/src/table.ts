@@ -109,7 +109,7 @@ export class Table<T> {
       scroller: this.node,
       body: this.table,
       spacer: () => {
-        const sized = h("td", { attrs: { colspan: String(columns.length) } });
+        const sized = h("td");
         const node = h("tbody", { class: "rn-spacer", attrs: { "aria-hidden": "true" } }, h("tr", {}, sized));
         return { node, sized };
       },
@@ -245,7 +245,7 @@ class TableRow<T> {
       return { key: column.key, cell };
     });
     this.main.append(...this.cells.map(({ cell }) => cell.node));
-    this.noteCell = h("td", { attrs: { colspan: String(options.columns.length) } }, this.noteText);
+    this.noteCell = h("td", {}, this.noteText);
     this.noteRow = h("tr", { class: "rn-note-row" }, this.noteCell);
     this.noteRow.hidden = true;
     this.node.append(this.main, this.noteRow);
@@ -277,6 +277,8 @@ class TableRow<T> {
 
   showColumns(hidden: ReadonlySet<string>): void {
     for (const { key, cell } of this.cells) show(cell.node, !hidden.has(key));
+    // No further than the columns that show, or the table would make room for the others.
+    this.noteCell.colSpan = this.cells.length - hidden.size;
   }
 }
 

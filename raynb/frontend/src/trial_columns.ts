@@ -63,7 +63,7 @@ export function trialColumns({ params, metric, mode }: Search, around: Around, c
       value: ({ best }) => best,
       cell: () =>
         barCell((trial) => ({
-          share: shareOf(trial, around),
+          share: goodness(trial, around),
           inner: null,
           text: formatValue(trial.best),
           title: trial.best === null || trial.best_step === null ? "" : `at iteration ${formatCount(trial.best_step)}`,
@@ -141,7 +141,7 @@ function varied(params: Search["params"]): string[] {
 }
 
 /** How good a trial is between the worst and the best, the best with a full bar. */
-function shareOf({ best }: Trial, { goal, mode }: Around): number | null {
+function goodness({ best }: Trial, { goal, mode }: Around): number | null {
   if (best === null || goal === null) return null;
   const place = Math.min(1, Math.max(0, goal.scale.place(best)));
   return Number.isNaN(place) ? null : mode === "min" ? 1 - place : place;

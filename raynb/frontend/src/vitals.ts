@@ -11,6 +11,9 @@ export interface Split {
   rest: number;
 }
 
+/** What a step's time is told by. */
+export type Timing = Pick<Worker, "step_s" | "wait_s" | "sync_s" | "report_s">;
+
 export interface Vital {
   value: string;
   note: string;
@@ -22,8 +25,8 @@ export function active(workers: Iterable<Worker>): Worker[] {
 }
 
 /** How a step's time is split; null where no step was timed, or none of its parts. */
-export function splitOf(worker: Worker): Split | null {
-  const { step_s, wait_s, sync_s, report_s } = worker;
+export function splitOf(timing: Timing): Split | null {
+  const { step_s, wait_s, sync_s, report_s } = timing;
   if (step_s === null || step_s <= 0) return null;
   if (wait_s === null && sync_s === null && report_s === null) return null;
   const share = (seconds: number | null): number => Math.min(1, Math.max(0, (seconds ?? 0) / step_s));
@@ -46,9 +49,9 @@ export function meanSplit(workers: readonly Worker[]): Split | null {
   return { wait: mean("wait"), sync: mean("sync"), report: mean("report"), rest: mean("rest") };
 }
 
-/** Seconds of a step that a rank is busy itself, not waiting for its peers. */
-export function ownSeconds({ step_s, sync_s }: Worker): number | null {
-  return step_s === null ? null : Math.max(0, step_s - (sync_s ?? 0));
+/** Seconds of a step that a rank is busy itself; for its peers it waits, in report() too. */
+export function ownSeconds({ step_s, sync_s, report_s }: Timing): number | null {
+  return step_s === null ? null : Math.max(0, step_s - (sync_s ?? 0) - (report_s ?? 0));
 }
 
 export function busy(workers: readonly Worker[]): Vital {

@@ -14,11 +14,11 @@ import {
 } from "./format";
 import { icon, swatch, type IconName } from "./icons";
 import { rankStyle } from "./palette";
-import { known, median, total } from "./stats";
+import { known, median, percentOf, shareOf, total } from "./stats";
 import { PARTS } from "./panels/split_bar";
 import { textCell, type Cell, type Column } from "./table";
 import type { Theme } from "./theme";
-import { ownSeconds, splitOf, type Split } from "./vitals";
+import { ownSeconds, splitOf, type Split, type Timing } from "./vitals";
 import type { Worker, WorkerStatus } from "./wire";
 
 /** A rank whose own time a step is this many times the median is slow. */
@@ -93,6 +93,18 @@ export function stillText(worker: Worker, now: number): string | null {
   return `no step for ${formatDuration(now - worker.still_since)}${where}`;
 }
 
+/** The column that leads every table of ranks, but for how its cell looks. */
+export const RANK_COLUMN = {
+  key: "rank",
+  label: "rank",
+  title: "Click a row to pin its rank in the charts",
+  width: 62,
+  numeric: true,
+  always: true,
+  first: "ascending",
+  value: ({ worker }: { worker: Worker }) => worker.rank,
+} as const;
+
 export function workerColumns(around: Surroundings): Column<RankRow>[] {
   const number = (
     key: string,
@@ -122,14 +134,7 @@ export function workerColumns(around: Surroundings): Column<RankRow>[] {
 
   return [
     {
-      key: "rank",
-      label: "rank",
-      title: "Click a row to pin its rank in the charts",
-      width: 62,
-      numeric: true,
-      always: true,
-      first: "ascending",
-      value: ({ worker }) => worker.rank,
+      ...RANK_COLUMN,
       cell: () => rankCell(around),
       summary: (rows) => ({ text: formatCount(rows.length), title: plural(rows.length, "rank") }),
     },
@@ -137,7 +142,7 @@ export function workerColumns(around: Surroundings): Column<RankRow>[] {
       key: "status",
       label: "status",
       title: "What the worker does now",
-      width: 130,
+      width: 142,
       always: true,
       value: ({ worker }) => STATUSES[worker.status].order - (worker.still_since === null ? 0 : 0.5),
       cell: () => statusCell(around),
@@ -341,17 +346,15 @@ function splitCell(around: Surroundings): Cell<RankRow> {
 /** A step of which only the whole is known. */
 const WHOLE: Split = { wait: 0, sync: 0, report: 0, rest: 1 };
 
-type Timing = Pick<Worker, "step_s" | "wait_s" | "sync_s" | "report_s" | "note">;
-
-function stepTitle(timing: Timing, own: number | null): string {
+function stepTitle(timing: Timing & Pick<Worker, "note">, own: number | null): string {
   const { step_s, wait_s, sync_s, report_s, note } = timing;
   if (step_s === null) return note ?? "no step was timed in the last seconds";
-  const rest = Math.max(0, step_s - (wait_s ?? 0) - (sync_s ?? 0) - (report_s ?? 0));
+  const rest = step_s * (splitOf(timing) ?? WHOLE).rest;
   const seconds: Record<keyof Split, number | null> = { rest, wait: wait_s, sync: sync_s, report: report_s };
   const lines = STEP_PARTS.map((part) => {
-    const share = shareOf(seconds[part], step_s);
-    const percent = share === null ? "" : ` (${formatPercent(100 * share)})`;
-    return `${WORDS[part]}: ${formatSeconds(seconds[part])}${percent}, ${MEANING[part]}`;
+    const percent = percentOf(seconds[part], step_s);
+    const share = percent === null ? "" : ` (${formatPercent(percent)})`;
+    return `${WORDS[part]}: ${formatSeconds(seconds[part])}${share}, ${MEANING[part]}`;
   });
   const remark = own === null ? [] : [`own time: ${own.toFixed(2)} times the median of the ranks`];
   return [`${formatSeconds(step_s)} a step`, ...lines, ...remark].join("\n");
@@ -372,7 +375,7 @@ function ownCell(): Cell<RankRow> {
 }
 
 /** The medians of the parts, as if of one worker. */
-function middleTiming(rows: readonly RankRow[]): Timing {
+function middleTiming(rows: readonly RankRow[]): Timing & Pick<Worker, "note"> {
   const of = (key: "step_s" | "wait_s" | "sync_s" | "report_s"): number | null =>
     median(rows.map(({ worker }) => worker[key]));
   return { step_s: of("step_s"), wait_s: of("wait_s"), sync_s: of("sync_s"), report_s: of("report_s"), note: null };
@@ -416,10 +419,6 @@ export function setWidth(node: HTMLElement | undefined, share: number): void {
   // As the browser writes it, so that a width that stays is not set again.
   const width = `${Number((100 * Math.min(1, Math.max(0, share))).toFixed(1))}%`;
   if (node !== undefined && node.style.width !== width) node.style.width = width;
-}
-
-export function shareOf(part: number | null, whole: number | null): number | null {
-  return part === null || whole === null || whole <= 0 ? null : part / whole;
 }
 
 function rateText(rate: number | null): string {

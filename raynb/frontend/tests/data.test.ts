@@ -98,6 +98,12 @@ describe("data", () => {
     expect(panel.all(`${VIEW} .rn-loader-name`).map((node) => node.textContent)).toEqual(["validation"]);
   });
 
+  it("keeps two loaders of one name apart", () => {
+    say(snapshot({ workers: [worker(0, { shards: [shard({ rows_seen: 1 }), shard({ rows_seen: 2 })] })] }));
+    expect(panel.all(`${VIEW} .rn-loader-name`).map((node) => node.textContent)).toEqual(["train", "train (2)"]);
+    expect(rows(1)[0]?.textContent).toContain("2 / 30,000");
+  });
+
   it("sums up a thousand ranks by their extremes, which lead to their rows", () => {
     say(snapshot({
       run: run({ world_size: 1_000, shard_totals: {} }),

@@ -290,3 +290,20 @@ describe("logs and events", () => {
     expect(state.report("odd")).toBe(false);
   });
 });
+
+it("a delta of 1,000 rows and bands takes little of a frame", () => {
+  const rows = Array.from({ length: 1_000 }, (_, rank) => worker(rank));
+  const buffers: DataView[] = [];
+  const entries = Array.from({ length: 8 }, (_, i) => ({ metric: `m${i}`, buckets: [[1, 0, 0, 1, 1, 1, 9]] as const }));
+  const across = bands(buffers, ...entries);
+  const whole = JSON.parse(JSON.stringify({ workers: rows, bands: across })) as object;
+  const took = Array.from({ length: 20 }, (_, i) => {
+    const begun = performance.now();
+    const { message } = decode(delta(i + 2, whole), buffers);
+    if (message?.kind === "delta") state.apply(message);
+    return performance.now() - begun;
+  }).sort((a, b) => a - b);
+  expect(state.workers.size).toBe(1_000);
+  // The middle one: the first warm the compiler up, and a busy machine delays some.
+  expect(took[10]).toBeLessThan(100);
+});

@@ -76,6 +76,8 @@ describe("workers", () => {
     expect(cell(0, "util").title).toBe("no NVML here");
     expect(cell(0, "memory").title).toBe("no NVML here");
     expect(cell(0, "util").querySelector(".rn-unknown-track")).not.toBeNull();
+    const note = rows()[0]?.querySelector<HTMLTableCellElement>(".rn-note-row td");
+    expect(note?.colSpan).toBe(rows()[0]?.querySelectorAll("tr:first-child > td:not([hidden])").length);
     for (const key of ["temperature", "power", "split", "own"]) {
       expect(head(key).hidden, key).toBe(true);
       expect(cell(0, key).hidden, key).toBe(true);
@@ -115,6 +117,13 @@ describe("workers", () => {
     expect(panel.text(`${VIEW} .rn-counts`)).toContain("1 slow");
     filter("slow");
     expect(ranks()).toEqual(["3"]);
+  });
+
+  it("a rank that saves the checkpoints is not slow for that: report() waits for all", () => {
+    say(snapshot({ workers: many(3, (rank) => ({ step_s: 0.2, sync_s: 0.02, report_s: rank === 0 ? 0.1 : 0.09 })) }));
+    expect(rows().map((_, i) => cell(i, "own").textContent)).toEqual(["0.9×", "1.0×", "1.0×"]);
+    say(delta(2, { workers: [{ rank: 0, report_s: 0 }] }));
+    expect(cell(0, "own").textContent).toBe("slow 2.0×");
   });
 
   it("splits the step's time into parts that add up, with the figures in the title", () => {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import posixpath
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,10 +13,12 @@ from typing import Any
 import numpy as np
 import pyarrow.fs as pafs
 
-from raynb.engine.spec import absolute_storage, filesystem_of, without_secrets
+from raynb._ray.snapshot import CHECKPOINT
+from raynb.engine.spec import checkpoint_place
 from raynb.errors import CheckpointError, OptionError, RaynbError
 from raynb.results.checkpoints import best_index
 from raynb.results.fetch import fetch
+from raynb.results.left import is_run
 from raynb.results.loaders.base import How, Loader, installed, known_formats, named
 from raynb.results.text import mapping
 from raynb.weights.devices import device_of
@@ -88,9 +89,16 @@ def load_checkpoint(
             f"into must be a model, not {type(into).__name__}",
             hint="give an object with load_state_dict, such as into=Net()",
         )
+    for name, text in {"file": file, "key": key, "loader": loader}.items():
+        if text is not None and not isinstance(text, str):
+            raise OptionError(f"{name} must be a text, not {text!r}")
+    for name, flag in {"strict": strict, "trusted": trusted}.items():
+        # "no" is true to Python, and trusting is nothing to guess.
+        if not isinstance(flag, bool):
+            raise OptionError(f"{name} must be True or False, not {flag!r}")
     if map_location is not None and not callable(map_location):
         device_of(map_location)
-    with _opened(source) as place:
+    with _opened(source, whole=file is None) as place:
         reader, target = _choose(place, file, loader)
         shown = place.shown if target == "." else posixpath.join(place.shown, target)
         how = How(shown, map_location, trusted, build=into is None and key is None)
@@ -196,21 +204,17 @@ class _Place:
 
 
 @contextlib.contextmanager
-def _opened(source: Any) -> Iterator[_Place]:
+def _opened(source: Any, whole: bool) -> Iterator[_Place]:
     if hasattr(source, "best_checkpoints"):
         source = checkpoint_of(source)
-    # Before paths: Ray's Checkpoint pretends to be one, to say that it is none.
-    if hasattr(source, "filesystem") and hasattr(source, "as_directory"):
-        filesystem, path, shown = source.filesystem, source.path, str(source.path)
-    elif isinstance(source, str | os.PathLike):
-        address = absolute_storage(source)
-        filesystem, path = filesystem_of(address)
-        shown = without_secrets(address)
-    else:
+    empty = isinstance(source, str) and not source
+    place = None if empty else checkpoint_place(source)
+    if place is None:
         raise OptionError(
             "a checkpoint is loaded from a RunResult, a ray.train.Checkpoint or a path, not from "
-            f"{type(source).__name__}"
+            + ("an empty text" if empty else type(source).__name__)
         )
+    filesystem, path, shown = place
     try:
         info = filesystem.get_file_info(path)
     except Exception as error:
@@ -227,6 +231,11 @@ def _opened(source: Any) -> Iterator[_Place]:
         with _file_here(filesystem, path) as here:
             yield _Place(here.parent, posixpath.dirname(shown), (here.name,), single=True)
         return
+    if whole and is_run(filesystem, path):
+        raise CheckpointError(
+            f"{shown} is a run's directory, not a checkpoint's",
+            hint=f"load from the run, raynb.open({shown!r}).load(), or give one of its checkpoints",
+        )
     with _directory_here(filesystem, path, shown) as here:
         names = (p.relative_to(here).as_posix() for p in here.rglob("*") if p.is_file())
         yield _Place(here, shown.rstrip("/"), tuple(sorted(names)))
@@ -299,8 +308,8 @@ def _choose(place: _Place, file: str | None, loader: str | None) -> tuple[Loader
     if not targets:
         if loader is not None and len(place.files) == 1:
             return asked[loader], place.files[0]
-        runs = sorted({f.partition("/")[0] for f in place.files if f.startswith("checkpoint_")})
-        if any("/" in f for f in place.files if f.startswith("checkpoint_")):
+        runs = sorted({f.partition("/")[0] for f in place.files if f.startswith(CHECKPOINT)})
+        if any("/" in f for f in place.files if f.startswith(CHECKPOINT)):
             raise CheckpointError(
                 f"{place.shown} is a run's directory with {_listed(runs)}",
                 hint=f"load one of them: {place.shown}/{runs[-1]}",

@@ -9,7 +9,7 @@ from typing import Any
 
 from raynb.engine.spec import without_secrets
 from raynb.results import static
-from raynb.results.chart import _figure, _saved
+from raynb.results.chart import new_figure, png_of
 from raynb.results.page import Page, Table, error_box, state_of
 from raynb.results.text import (
     UNKNOWN,
@@ -147,7 +147,7 @@ def _facts(result: TuneResult) -> str:
 
 def _error(result: TuneResult) -> str:
     page = Page(result.record)
-    return static._error(page) if error_box(page) is not None else ""
+    return static.error_section(page) if error_box(page) is not None else ""
 
 
 def code_lines(result: TuneResult) -> list[str]:
@@ -177,7 +177,7 @@ def picture(result: TuneResult) -> bytes | None:
     metric = result.metric
     if metric is None or result.best_index is None or metric not in result.results:
         return None
-    figure, first = _figure()
+    figure, first = new_figure()
     first.remove()
     both = bool(result.params)
     figure.set_size_inches(7.2, 4.8 if both else 2.6)
@@ -185,7 +185,7 @@ def picture(result: TuneResult) -> bytes | None:
     plots.draw(axes[0], result, "curves", metric)
     if both:
         plots.draw(axes[1], result, "parallel", metric)
-    return _saved(figure)
+    return png_of(figure)
 
 
 def bundle(result: TuneResult) -> dict[str, str]:
@@ -201,35 +201,39 @@ def bundle(result: TuneResult) -> dict[str, str]:
     name = clean_line(result.name, 120)
     record_page = Page(result.record)
     head = (
-        f"<div>{static._pill(result.state)} "
+        f"<div>{static.pill(result.state)} "
         f'<b style="margin-left:4px">{escape(name)}</b></div>'
-        + static._p(_facts(result), static._MUTED)
-        + (static._p(f"best {best_line(result)}", "font-weight:600") if best_line(result) else "")
-        + static._p(how_line(result), static._MUTED)
-        + "".join(static._p(note) for note in notes)
+        + static.paragraph(_facts(result), static.MUTED)
+        + (
+            static.paragraph(f"best {best_line(result)}", "font-weight:600")
+            if best_line(result)
+            else ""
+        )
+        + static.paragraph(how_line(result), static.MUTED)
+        + "".join(static.paragraph(note) for note in notes)
     )
     chart = ""
     data = base64.b64encode(png).decode() if png is not None else ""
     if data:
         alt = f"Learning curves of {plural(len(result), 'trial')} and their parameters"
         chart = static.picture(data, escape(alt))
-    html = static._wrap(
+    html = static.wrap(
         [
             head,
             _error(result),
-            static._table(top) if top else static._p("No trial reported the metric."),
-            static._table(failed) if failed else "",
+            static.table_section(top) if top else static.paragraph("No trial reported the metric."),
+            static.table_section(failed) if failed else "",
             chart,
-            static._code("\n".join(code_lines(result))),
-            static._folded("all options", static._all_options(record_page)),
-            static._folded("source of the cell", static._source(record_page)),
-            static._foot(record_page),
+            static.code_section("\n".join(code_lines(result))),
+            static.folded("all options", static.options_section(record_page)),
+            static.folded("source of the cell", static.source_section(record_page)),
+            static.foot(record_page),
         ]
     )
     text = [short_text(result)]
     text += [note for note in notes if note]
-    text += static._text_block("top trials", top, MAX_TOP)
-    text += static._text_block("", failed, MAX_FAILED)
+    text += static.text_block("top trials", top, MAX_TOP)
+    text += static.text_block("", failed, MAX_FAILED)
     out = {"text/plain": "\n".join(text), "text/html": html}
     if data:
         out["image/png"] = data

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from raynb.results.chart import LINE, MUTED, dress
 from raynb.results.text import clean_line, format_value, mapping, mappings, number, plural
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
 KINDS = ("curves", "parallel", "scatter")
 _BEST, _DONE, _PRUNED, _FAILED = "#d55e00", "#0072b2", "#8a929b", "#b3261e"
-_INK, _MUTED, _GRID = "#1f2328", "#5c636b", "#d9dce0"
 #: Axes of parallel coordinates, besides the metric's.
 MAX_AXES = 8
 
@@ -31,19 +31,6 @@ def draw(ax: Axes, result: TuneResult, kind: str, metric: str, param: str | None
     else:
         assert param is not None
         _scatter(ax, result, metric, param)
-
-
-def _dress(ax: Axes, title: str) -> None:
-    ax.set_title(
-        clean_line(title, 90), loc="left", fontsize=9, fontweight="bold", color=_INK,
-        parse_math=False, usetex=False,
-    )  # fmt: skip
-    ax.grid(True, color=_GRID, linewidth=0.6)
-    ax.set_axisbelow(True)
-    ax.tick_params(labelsize=8, colors=_MUTED, length=2.5, width=0.6)
-    for name, spine in ax.spines.items():
-        spine.set_visible(name in ("left", "bottom"))
-        spine.set_color("#a9afb6")
 
 
 def _style(row: Mapping[str, Any], best: bool) -> dict[str, Any]:
@@ -72,8 +59,7 @@ def _curves(ax: Axes, result: TuneResult, metric: str) -> None:
             reports["training_iteration"], reports[metric], marker=marker, markersize=4,
             label=label, **style,
         )  # fmt: skip
-    _dress(ax, metric)
-    ax.set_xlabel("iteration", fontsize=8, color=_MUTED, usetex=False)
+    dress(ax, metric, "iteration")
     states = [row.get("state") for row in result.rows]
     pruned = states.count("pruned")
     handles, _ = ax.get_legend_handles_labels()
@@ -96,8 +82,7 @@ def _scatter(ax: Axes, result: TuneResult, metric: str, param: str) -> None:
             [x], [y], s=46 if i == best else 22, color=style["color"], alpha=style["alpha"],
             zorder=style["zorder"], edgecolors="none",
         )  # fmt: skip
-    _dress(ax, f"{'best ' if tuned else ''}{metric} by {param}")
-    ax.set_xlabel(clean_line(param, 60), fontsize=8, color=_MUTED, parse_math=False)
+    dress(ax, f"{'best ' if tuned else ''}{metric} by {param}", param)
     if facts["choices"] is not None:
         ax.set_xticks(range(len(facts["choices"])), [_short(c) for c in facts["choices"]])
     elif facts["log"]:
@@ -123,7 +108,7 @@ def _parallel(ax: Axes, result: TuneResult, metric: str) -> None:
             else _scaled(value, (low, high), False)
         )  # fmt: skip
         ax.plot(range(len(ys)), ys, **_style(row, i == best))
-    _dress(ax, f"best {metric} by parameters")
+    dress(ax, f"best {metric} by parameters")
     ax.grid(False)
     ax.set_yticks([])
     ax.spines["left"].set_visible(False)
@@ -136,7 +121,7 @@ def _parallel(ax: Axes, result: TuneResult, metric: str) -> None:
     marks: list[tuple[dict[str, Any] | None, tuple[float, float]]]
     marks = [*zip(facts, spans, strict=True), (None, (low, high))]
     for x, (of_axis, (start, end)) in enumerate(marks):
-        ax.axvline(x, color="#a9afb6", linewidth=0.8, zorder=1)
+        ax.axvline(x, color=LINE, linewidth=0.8, zorder=1)
         ticks = [(0.0, start), (1.0, end)]
         if of_axis is not None and of_axis["choices"] is not None:
             n = len(of_axis["choices"])
@@ -144,7 +129,8 @@ def _parallel(ax: Axes, result: TuneResult, metric: str) -> None:
         for y, text in ticks:
             ax.annotate(
                 _short(text), (x, y), xytext=(3, 2), textcoords="offset points", fontsize=7,
-                color=_MUTED, parse_math=False,
+                color=MUTED, parse_math=False, zorder=6,
+                bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.6},
             )  # fmt: skip
 
 

@@ -7,38 +7,29 @@ import posixpath
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.fs as pafs
-from ray.train import Checkpoint, Result
 from ray.tune import ResultGrid
 
 from raynb.engine.collector import TERMINAL
-from raynb.engine.spec import join_storage
 from raynb.errors import OptionError, TrainingError
+from raynb.results.chart import given_or_new
 from raynb.results.page import duration_of
-from raynb.results.run_result import RunResult
 from raynb.results.text import mapping, mappings, number
-from raynb.telemetry.history import concat
-from raynb.telemetry.trials import TRAIN_DIR, better, records_of, result_lane, results_of
+from raynb.results.tune.trial import (
+    TrialResult,
+    config_of,
+    directory_of,
+    metrics_of,
+    trial_result,
+)
+from raynb.telemetry.trials import better, records_of, results_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SCOPES = ("last", "all", "avg", "last-5-avg", "last-10-avg")
-_NUMBERS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
-
-
-class TrialResult(RunResult):
-    """A trial's :class:`RunResult`, with its config."""
-
-    @property
-    def config(self) -> dict[str, Any] | None:
-        """What the trial got; as of Ray Tune's results, which Ray Train's have no more."""
-        config = mapping(self.metrics).get("config") or mapping(self.record["options"])["config"]
-        return dict(mapping(config)) or None
 
 
 class TuneResult(ResultGrid):
@@ -158,7 +149,7 @@ class TuneResult(ResultGrid):
         """The i'th trial's result."""
         index = range(len(self._rows))[i]
         if index not in self._made:
-            self._made[index] = self._result(self._rows[index])
+            self._made[index] = trial_result(self, self._rows[index])
         return self._made[index]
 
     @property
@@ -200,7 +191,7 @@ class TuneResult(ResultGrid):
     def best_config(self) -> dict[str, Any] | None:
         """The config of :attr:`best`."""
         i = self.best_index
-        return None if i is None else _config_of(self._rows[i])
+        return None if i is None else config_of(self._rows[i])
 
     def get_best_result(
         self,
@@ -291,7 +282,7 @@ class TuneResult(ResultGrid):
         rows = []
         frame = self.results
         for i, row in enumerate(self._rows):
-            last = _flat(_metrics_of(row))
+            last = _flat(metrics_of(row))
             if filter_metric is not None and filter_metric in frame:
                 reports = frame[frame["trial"] == row.get("trial")].dropna(subset=[filter_metric])
                 if len(reports):
@@ -305,121 +296,24 @@ class TuneResult(ResultGrid):
             if not last:
                 continue
             config = {f"config/{k}": v for k, v in mapping(row.get("config")).items()}
-            rows.append({**last, **config, "logdir": self._directory(row), "trial": i})
+            rows.append({**last, **config, "logdir": directory_of(self, row), "trial": i})
         return pd.DataFrame(rows)
 
     @property
     def history(self) -> pd.DataFrame:
         """Every record of every trial's ranks: ``trial``, ``rank``, ``attempt``, ``step``, …"""
-        return records_of(self._table, self._lanes)
+        return records_of(self._table, self.lanes)
 
     @property
-    def _lanes(self) -> int:
+    def table(self) -> pa.Table:
+        """All records as Arrow has them: a trial's ranks by lane, Tune's results below 0."""
+        return self._table
+
+    @property
+    def lanes(self) -> int:
+        """Ranks that a trial can have."""
         lanes = self.record.get("lanes")
         return lanes if isinstance(lanes, int) and lanes > 0 else 1
-
-    # -- one trial -------------------------------------------------------------------------------
-
-    def _directory(self, row: Mapping[str, Any]) -> str:
-        name = mapping(row.get("details")).get("directory")
-        # A record is data from storage: it names a directory here and no other place.
-        name = posixpath.basename(str(name)) if name else ""
-        return f"{self._path}/{name}" if name not in ("", ".", "..") else self._path
-
-    def _result(self, row: Mapping[str, Any]) -> TrialResult:
-        directory = self._directory(row)
-        uri = join_storage(self.uri, posixpath.basename(directory)) if self.uri else directory
-        metrics = _metrics_of(row)
-        grouped = self._lanes > 1
-        ray_result: Result | None = None
-        if not grouped:
-            kept = [
-                (Checkpoint(f"{directory}/{name}", self._fs), _numbers(mapping(c.get("metrics"))))
-                for c in mappings(mapping(row.get("details")).get("checkpoints"))
-                if (name := posixpath.basename(str(c.get("name") or ""))) not in ("", ".", "..")
-            ]
-            # Ray names them by their number: the latest has the last name.
-            latest = max(kept, key=lambda c: c[0].path, default=None)
-            ray_result = Result(
-                metrics=metrics or None,
-                checkpoint=latest[0] if latest else None,
-                error=None,
-                path=directory,
-                best_checkpoints=kept,
-                metrics_dataframe=self._reports(row),
-                _storage_filesystem=self._fs,
-            )
-        else:
-            directory, uri = f"{directory}/{TRAIN_DIR}", join_storage(uri, TRAIN_DIR)
-        result = TrialResult.of(
-            ray_result,
-            record=self._record_of(row),
-            history=self._history_of(row),
-            filesystem=self._fs,
-            path=directory,
-            uri=uri,
-        )
-        if grouped:
-            result.metrics = result.metrics or metrics or None
-            result.metrics_dataframe = self._reports(row)
-        return result
-
-    def _reports(self, row: Mapping[str, Any]) -> pd.DataFrame | None:
-        frame = self.results
-        own = frame[frame["trial"] == row.get("trial")].dropna(axis="columns", how="all")
-        if not len(own):
-            return None
-        own = own.drop(columns=["trial", "attempt"]).rename(columns={"time": "timestamp"})
-        return own.reset_index(drop=True)
-
-    def _history_of(self, row: Mapping[str, Any]) -> pa.Table:
-        """What the trial's ranks logged; of a trial without telemetry what it reported."""
-        trial = int(row.get("trial") or 0)
-        ranks = self._table["rank"]
-        first = trial * self._lanes
-        own = self._table.filter(
-            pc.and_(pc.greater_equal(ranks, first), pc.less(ranks, first + self._lanes))
-        )
-        if not own.num_rows:
-            own, first = self._table.filter(pc.equal(ranks, result_lane(trial))), result_lane(trial)
-        if not own.num_rows:
-            return concat([])
-        kept = [name for name in own.column_names if own[name].null_count < own.num_rows]
-        own = own.select(kept)
-        rank = pa.array(own["rank"].to_numpy() - np.int32(first), pa.int32())
-        return own.set_column(own.column_names.index("rank"), "rank", rank)
-
-    def _record_of(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """The trial's record, from the search's."""
-        first = int(row.get("trial") or 0) * self._lanes
-        workers = [
-            {**w, "rank": w["rank"] - first}
-            for w in mappings(self.record.get("workers"))
-            if isinstance(w.get("rank"), int) and first <= w["rank"] < first + self._lanes
-        ]
-        best = None
-        if self.metric is not None and row.get("best") is not None:
-            best = {"metric": self.metric, "value": row["best"], "step": None, "rank": None}
-        state = row.get("state")
-        score = f"{self.metric}:{self.mode}" if self.metric and self.mode else None
-        options = mapping(self.record.get("options"))
-        return {
-            "name": f"{self.name}, trial {row.get('trial')}",
-            # A pruned trial is a run that was stopped; its message says by whom.
-            "state": {"finished": "finished", "failed": "failed"}.get(str(state), "stopped"),
-            "message": row.get("reason") or "",
-            "started": row.get("started"),
-            "ended": row.get("ended"),
-            "world_size": self._lanes,
-            "attempts": (number(row.get("restarts")) or 0) + 1,
-            "workers": workers,
-            "error": row.get("error"),
-            "best_seen": best,
-            "options": {**options, "best": score, "config": _config_of(row)},
-            "capture": self.record.get("capture"),
-            "source": self.record.get("source"),
-            "versions": self.record.get("versions"),
-        }
 
     # -- plots and display -----------------------------------------------------------------------
 
@@ -470,10 +364,7 @@ class TuneResult(ResultGrid):
                     f"there is no searched parameter {param!r}",
                     hint=f"there are {', '.join(self.params)}",
                 )
-        if ax is None:
-            import matplotlib.pyplot as plt
-
-            _, ax = plt.subplots(figsize=(7.2, 3.6), layout="constrained")
+        ax = given_or_new(ax)
         plots.draw(ax, self, kind, metric, param)
         return ax
 
@@ -502,23 +393,6 @@ class TuneResult(ResultGrid):
         except Exception as error:
             told = f"The full display can't be made: {type(error).__name__}: {error}"
             return {"text/plain": f"{self!r}\n{told}"}
-
-
-def _config_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A trial's config, nested as the cell had it."""
-    details = mapping(row.get("details"))
-    return dict(mapping(details.get("config")) or mapping(row.get("config")))
-
-
-def _metrics_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A trial's last result with its config, as Ray has it."""
-    last = _numbers(mapping(mapping(row.get("details")).get("last_result")))
-    return {**last, "config": _config_of(row)} if last else {}
-
-
-def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON has no NaN: the record holds its name."""
-    return {str(k): _NUMBERS.get(v, v) if isinstance(v, str) else v for k, v in values.items()}
 
 
 def _flat(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:

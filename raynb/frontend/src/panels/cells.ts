@@ -3,7 +3,7 @@ import { CELLS, type Cells } from "../choices";
 import type { Context } from "../context";
 import { h, setAttr, setOptions, setText, uniqueId } from "../dom";
 import { formatPercent, formatSeconds, UNKNOWN } from "../format";
-import { median } from "../stats";
+import { median, percentOf } from "../stats";
 import type { Theme } from "../theme";
 import { ownSeconds } from "../vitals";
 import type { Worker } from "../wire";
@@ -22,14 +22,11 @@ interface Kind {
   bad: "low" | "high";
 }
 
-const share = (part: number | null, whole: number | null): number | null =>
-  part === null || whole === null || whole <= 0 ? null : (100 * part) / whole;
-
 const KINDS: Record<Cells, Kind> = {
   use: { label: "device use", valueOf: ({ util }) => util, format: formatPercent, scale: [0, 100], bad: "low" },
   memory: {
     label: "device memory",
-    valueOf: ({ mem_used, mem_total }) => share(mem_used, mem_total),
+    valueOf: ({ mem_used, mem_total }) => percentOf(mem_used, mem_total),
     format: formatPercent,
     scale: [0, 100],
     bad: "high",
@@ -43,14 +40,14 @@ const KINDS: Record<Cells, Kind> = {
   },
   wait: {
     label: "waiting for data",
-    valueOf: ({ wait_s, step_s }) => share(wait_s, step_s),
+    valueOf: ({ wait_s, step_s }) => percentOf(wait_s, step_s),
     format: formatPercent,
     scale: [0, 100],
     bad: "high",
   },
   data: {
     label: "data of the epoch seen",
-    valueOf: ({ shards: [shard] }) => share(shard?.rows_seen ?? null, shard?.rows_total ?? null),
+    valueOf: ({ shards: [shard] }) => percentOf(shard?.rows_seen ?? null, shard?.rows_total ?? null),
     format: formatPercent,
     scale: [0, 100],
     bad: "low",

@@ -8,8 +8,8 @@ export function mount(root: HTMLElement, ctx: Context): View {
   const empty = h(
     "div",
     { class: "rn-empty" },
-    "No loader yet: rows are counted from ray.train.torch.prepare_data_loader(), " +
-      "a DataLoader or get_dataset_shard() in the train function.",
+    "No loader yet: rows are counted of loaders from ray.train.torch.prepare_data_loader() " +
+      "and of ray.train.get_dataset_shard() in the train function.",
   );
   const place = h("div", { class: "rn-loaders" });
   root.append(empty, place);
@@ -61,8 +61,11 @@ export function shardRows(
       const shard = worker.shards[i];
       if (shard === undefined) continue;
       const row = { worker, shard, trained: i === 0, pinned: pinned.has(worker.rank) };
-      const rows = byName.get(shard.name);
-      if (rows === undefined) byName.set(shard.name, [row]);
+      // Two loaders of one name stay two.
+      const before = worker.shards.slice(0, i).filter(({ name }) => name === shard.name).length;
+      const name = before === 0 ? shard.name : `${shard.name} (${before + 1})`;
+      const rows = byName.get(name);
+      if (rows === undefined) byName.set(name, [row]);
       else rows.push(row);
     }
   }

@@ -6,9 +6,11 @@ import { formatBytes, formatCount, formatDuration, formatValue, plural, UNKNOWN 
 import { icon } from "../icons";
 import type { PanelState } from "../model";
 import type { Resource, Search, TrialState } from "../search_wire";
+import { shareOf } from "../stats";
 import { valueText } from "../trial_axes";
 import { TRIAL_WORDS } from "../trial_look";
 import type { Run } from "../wire";
+import { setWidth } from "../worker_columns";
 import { droppedText, elapsedOf, field, isOver, StateBadge } from "./head_parts";
 
 /** Resources with a bar, as people call them; others are Ray's own business. */
@@ -198,8 +200,7 @@ function progressCard(): { node: HTMLElement; set(search: Search, known: number)
       const said: string[] = [];
       for (const [state, { part, count, entry }] of segments) {
         const number = counts.get(state) ?? 0;
-        const style = `${(100 * number) / whole}%`;
-        if (part.style.width !== style) part.style.width = style;
+        setWidth(part, number / whole);
         show(entry, number > 0);
         setText(count, `${formatCount(number)} ${TRIAL_WORDS[state].words}`);
         if (number > 0) said.push(`${number} ${TRIAL_WORDS[state].words}`);
@@ -240,8 +241,7 @@ function clusterCard(): { node: HTMLElement; set(search: Search, over: boolean):
         show(row, shown);
         if (!shown) continue;
         known = true;
-        const share = resource.used === null || resource.total === null ? 0 : resource.used / resource.total;
-        fill.style.width = `${Math.min(100, 100 * share)}%`;
+        setWidth(fill, shareOf(resource.used, resource.total) ?? 0);
         setText(text, resourceText(key, resource));
       }
       show(none, !known);
