@@ -273,6 +273,9 @@ def _start(
         if own:
             # raynb's own check names what was reported, and does not end in the middle.
             env["TUNE_DISABLE_STRICT_METRIC_CHECKING"] = "1"
+            if spec.num_samples == -1:
+                # Else Tune draws 200 trials ahead of what runs, which then never start.
+                env["TUNE_MAX_PENDING_TRIALS_PG"] = "1"
         backend = RemoteBackend.start(facts, env, Supervisor)
         try:
             backend.actor.start.remote(make(api._link(spec, backend.actor)))
