@@ -22,6 +22,7 @@ print(json.dumps({
     "epochs": EPOCHS,
     "states": {name: [row["state"] for row in r.rows] for name, r in searches.items()},
     "configs": [row["config"] for row in grid.rows],
+    "never_started": sum(not row["started"] for row in asha.rows),
     "asha_lr": [row["config"]["lr"] for row in asha.rows],
     "reports": {name: len(r.results) for name, r in searches.items()},
     "seconds": {name: r.duration for name, r in searches.items()},
@@ -64,6 +65,7 @@ def test_it_runs_without_a_download(tmp_path: Path) -> None:
     assert facts["seconds"]["ASHA"] < facts["seconds"]["grid"] + 20
     assert "pruned" in facts["states"]["ASHA"] and "failed" not in facts["states"]["ASHA"]
     assert facts["reports"]["ASHA"] < len(facts["states"]["ASHA"]) * facts["epochs"]
+    assert facts["never_started"] <= 1, "a trial is drawn when there is room for it"
     assert all(1e-4 <= lr <= 1e-2 for lr in facts["asha_lr"])
     assert all(0 < s <= facts["seconds"][name] + 1 for name, s in facts["to_target"].items())
     # The best trial's checkpoint is the model that was best, and it has learned something.
