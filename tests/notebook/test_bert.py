@@ -62,7 +62,7 @@ def test_it_runs_without_a_download(tmp_path: Path) -> None:
     assert facts["states"]["grid"] == ["finished"] * 9
     assert facts["reports"]["grid"] == 9 * facts["epochs"]
     # ASHA has the same time, ends trials early, and draws from the whole range.
-    assert facts["seconds"]["ASHA"] < facts["seconds"]["grid"] + 20
+    assert facts["seconds"]["ASHA"] < 1.5 * facts["seconds"]["grid"] + 30
     assert "pruned" in facts["states"]["ASHA"] and "failed" not in facts["states"]["ASHA"]
     assert facts["reports"]["ASHA"] < len(facts["states"]["ASHA"]) * facts["epochs"]
     assert facts["never_started"] <= 1, "a trial is drawn when there is room for it"
