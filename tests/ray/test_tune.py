@@ -101,7 +101,7 @@ def test_a_search_on_digits(notebook: Any, nothing_left: Callable[..., None]) ->
     again = raynb.open(result.uri)
     assert isinstance(again, raynb.TuneResult)
     assert again.rows == result.rows and again.results.equals(result.results)
-    assert again.best.load().keys() == model.state_dict().keys()
+    assert again.best.load()["model"].keys() == model.state_dict().keys()
     assert list(raynb.runs(notebook.directory / "storage")) == ["digits"]
     nothing_left([row["pid"] for row in result.rows])
 
