@@ -105,13 +105,33 @@ def Digits(train: bool) -> Any:
     TensorDataset of (float32 image, shape (1, 8, 8), in [0, 1]) and int64 label
     """
     import torch
-    from sklearn.datasets import load_digits
     from torch.utils.data import TensorDataset
 
-    digits = load_digits()
+    images, labels = _digits()
     part = slice(0, 1500) if train else slice(1500, None)
-    images = torch.tensor(digits.images[part], dtype=torch.float32).unsqueeze(1) / 16
-    return TensorDataset(images, torch.tensor(digits.target[part]))
+    pixels = torch.tensor(images[part], dtype=torch.float32).unsqueeze(1) / 16
+    return TensorDataset(pixels, torch.tensor(labels[part]))
+
+
+def _digits() -> tuple[Any, Any]:
+    """Images and labels, from the file that scikit-learn brings.
+
+    Importing scikit-learn to read one file would cost each rank a second and 70 MB.
+    """
+    import importlib.util
+
+    import numpy as np
+
+    found = importlib.util.find_spec("sklearn")
+    home = Path((found and found.origin) or "").parent
+    file = home / "datasets" / "data" / "digits.csv.gz"
+    if not file.is_file():
+        from sklearn.datasets import load_digits
+
+        digits = load_digits()
+        return digits.images, digits.target
+    rows = np.loadtxt(file, delimiter=",")
+    return rows[:, :-1].reshape(-1, 8, 8), rows[:, -1].astype(np.int64)
 
 
 # -- notebook ------------------------------------------------------------------------------------

@@ -80,21 +80,24 @@ def headline(found: dict[str, Any] | None) -> str:
     """The group in one line."""
     if found is None:
         return "No warm workers are up. Start them: %raynb workers up -n 2"
-    n = len(found["ranks"])
-    parts = [f"Warm workers: {n} rank{'s' if n != 1 else ''}, {found['phase']}"]
+    parts = [f"Warm workers: {_count(len(found['ranks']), 'rank')}, {found['phase']}"]
     if found["job"]:
         parts.append(f"run {found['job']}")
     if found["idle"] is not None:
         left = max(0.0, found["idle_timeout"] - found["idle"])
         parts.append(f"idle for {human_seconds(found['idle'])}, ends in {human_seconds(left)}")
-    parts.append(f"{found['jobs']} run{'s' if found['jobs'] != 1 else ''} so far")
+    parts.append(f"{_count(found['jobs'], 'run')} so far")
     if found["restarts"]:
-        parts.append(f"started anew {found['restarts']} times")
+        parts.append(f"started anew {_count(found['restarts'], 'time')}")
     return " · ".join(parts)
 
 
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}{'' if n == 1 else 's'}"
+
+
 def rows(found: dict[str, Any] | None) -> list[tuple[str, ...]]:
-    """One row a rank: rank, node, process, memory, and what the last run left."""
+    """One row a rank: rank, node, process, device, memory, and what the last run left."""
     if found is None:
         return []
     return [
@@ -102,6 +105,7 @@ def rows(found: dict[str, Any] | None) -> list[tuple[str, ...]]:
             f"rank {row['rank']}",
             clean_line(row["node"]),
             clean_line(f"pid {row['pid']}"),
+            clean_line(row.get("device") or "n/a"),
             human_bytes(row.get("memory")),
             clean_line(left_text(row.get("left")), 500),
         )

@@ -96,7 +96,14 @@ def test_the_view_of_a_terminal(tmp_path: Path) -> None:
 
 
 def test_the_warm_workers() -> None:
-    rank = {"rank": 0, "node": EVIL, "pid": EVIL, "memory": 1, "left": {"files": [EVIL]}}
+    rank = {
+        "rank": 0,
+        "node": EVIL,
+        "pid": EVIL,
+        "device": EVIL,
+        "memory": 1,
+        "left": {"files": [EVIL]},
+    }
     found = {"ranks": [rank], "phase": "idle", "job": None, "idle": None, "jobs": 0, "restarts": 0}
     assert "<img" not in workers.as_html(found) and "&lt;img" in workers.as_html(found)
     assert [c for c in OBEYED if c in workers.as_text(found)] == []
