@@ -65,7 +65,8 @@ class Collector:
         self._digest = self._new_digest()
         before = read_record(self._filesystem, self._dir) or {}
         # A run that goes on in its old directory keeps its attempts apart from the earlier ones.
-        self._first_attempt = int(before.get("attempts", 0))
+        attempts = before.get("attempts")
+        self._first_attempt = attempts if type(attempts) is int and 0 <= attempts < 2**31 else 0
         self._attempt = self._first_attempt - 1
         self._gate = Gate(facts.name)
         self._told_cut: set[str] = set()

@@ -17,7 +17,7 @@ from raynb.errors import TrainingError
 from raynb.telemetry.digest import Digest
 from raynb.telemetry.events import Record, RecordBatch
 from raynb.telemetry.gate import Cut, checked_hello
-from raynb.telemetry.trials import ENDED_TRIAL, SearchDigest, lane_of, result_lane
+from raynb.telemetry.trials import ENDED_TRIAL, SearchDigest, is_trial, lane_of, result_lane
 
 #: Seconds between two looks at the cluster, and at whether the record is worth writing.
 LOOK_S = 2.0
@@ -60,10 +60,12 @@ class SearchCollector(Collector):
         )
         before = read_record(*filesystem_of(facts.run_path)) or {}
         trials = before.get("trials") if before.get("kind") == "tune" else None
-        for row in trials or ():
+        rows = [row for row in trials or () if is_trial(row)] if isinstance(trials, list) else []
+        for row in rows:
+            details = row.pop("details", None)
             self._index[row["id"]] = row["trial"]
-            self._details[row["trial"]] = row.pop("details", {})
-        digest.restore(trials or ())
+            self._details[row["trial"]] = details if isinstance(details, dict) else {}
+        digest.restore(rows)
         return digest
 
     # -- workers ---------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ from raynb.telemetry import gate, history
 from raynb.telemetry.channel import MAX_VALUES, Channel
 from raynb.telemetry.events import Batch, Record, RecordBatch, to_value
 from raynb.telemetry.gate import Gate
+from raynb.tuning.collector import SearchCollector
 
 
 def quick(examples: int) -> settings:
@@ -265,6 +266,28 @@ def test_a_run_whose_files_were_changed_opens_or_says_why(tmp_path: Path, make: 
         record.write_bytes(changed[1])
         parts[0].write_bytes(changed[2])
         read_saved(run)
+
+    run_one()
+
+
+@pytest.mark.parametrize("tune", [False, True])
+def test_a_run_goes_on_in_a_directory_whose_record_is_garbage(tmp_path: Path, tune: bool) -> None:
+    from test_tune_collector import FACTS
+
+    run = (saved_search if tune else saved_run)(tmp_path)
+    record = run / "raynb" / "record.json"
+    whole = record.read_bytes()
+
+    @seed(6)
+    @quick(25)
+    @given(changed_files(whole, b""))
+    def run_one(changed: tuple[str, bytes, bytes]) -> None:
+        record.write_bytes(changed[1])
+        facts = RunFacts("again", str(run))
+        one = SearchCollector(facts, FACTS) if tune else Collector(facts)
+        one.group_starting(1)
+        one.set_state("finished")
+        one.close()
 
     run_one()
 
