@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from raynb.errors import OptionError, StorageError
+from raynb.results.text import plural
 
 DATASETS = ("fashion-mnist", "digits")
 DEFAULT_ROWS = 12_000
@@ -139,7 +140,12 @@ def _digits() -> tuple[Any, Any]:
 _INTRO = """# Quickstart: train on a Ray worker group from a cell
 
 The cell below is an ordinary PyTorch loop with Ray Train's four calls in it. `%%distributed_train`
-ships it to {workers} workers and shows what each of them is doing while it trains."""
+ships it to {workers} and shows what each of them is doing while it trains."""
+
+_NOTE = """
+
+With Ray around it, one worker is what fits into the 2 GB of a free Binder session; a second one
+(`-n 2`) takes 400 MB more."""
 
 _DATA = {
     "fashion-mnist": """from raynb.demo import fashion_mnist
@@ -166,16 +172,29 @@ test_data = FashionMNIST(data_root, train=False, transform=transform)
     ),
 }
 
+_RESNET = (
+    "from torchvision.models import resnet18\n",
+    """model = resnet18(num_classes=10)
+model.conv1 = torch.nn.Conv2d(1, 64, kernel_size=7, stride=2, padding=3, bias=False)  # grey images
+""",
+)
+#: For digits where memory is little: neither torchvision nor 11 million weights.
+_CNN = (
+    "",
+    """model = torch.nn.Sequential(
+    torch.nn.Conv2d(1, 16, 3, padding=1), torch.nn.ReLU(), torch.nn.MaxPool2d(2),
+    torch.nn.Flatten(), torch.nn.Linear(256, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10),
+)
+""",
+)
+
 _TRAIN = """%%distributed_train -n {workers} --config config --best accuracy:max{where}
 import os, tempfile
 
 import ray.train, ray.train.torch, raynb, torch
 from torch.utils.data import DataLoader, Subset
-{imports}from torchvision.models import resnet18
-
-model = resnet18(num_classes=10)
-model.conv1 = torch.nn.Conv2d(1, 64, kernel_size=7, stride=2, padding=3, bias=False)  # grey images
-model = ray.train.torch.prepare_model(model)
+{imports}
+{model}model = ray.train.torch.prepare_model(model)
 optimizer = torch.optim.Adam(model.parameters(), lr=config["lr"])
 criterion = torch.nn.CrossEntropyLoss()
 
@@ -228,6 +247,7 @@ def build_notebook(
     name: str = "",
     storage_path: str = "",
     data: str | None = None,
+    small: bool = False,
 ) -> Any:
     """The quickstart as a notebook, not yet run.
 
@@ -242,6 +262,8 @@ def build_notebook(
         Of the run.
     data : str, optional
         A torchvision root with FashionMNIST.
+    small : bool
+        A small network for digits instead of ResNet-18, for machines with little memory.
 
     Returns
     -------
@@ -250,13 +272,18 @@ def build_notebook(
     import nbformat.v4 as v4
 
     imports, load = _LOAD[dataset]
-    config = {"lr": 1e-3, "batch_size": 128, "epochs": epochs, "rows": rows}
+    more, model = _CNN if small else _RESNET
+    config = {"lr": 1e-2 if small else 1e-3, "batch_size": 128, "epochs": epochs, "rows": rows}
     # Without a name the run gets one made from the time, so that the cell can be run again.
     where = f" --name {name}" if name else ""
     where += f" --storage-path {json.dumps(storage_path)}" if storage_path else ""
-    train = _TRAIN.format(workers=workers, where=where, imports=imports, load=load)
+    train = _TRAIN.format(
+        workers=workers, where=where, imports=imports + more, load=load, model=model
+    )
     cells = [
-        v4.new_markdown_cell(_INTRO.format(workers=workers)),
+        v4.new_markdown_cell(
+            _INTRO.format(workers=plural(workers, "worker")) + (_NOTE if small else "")
+        ),
         v4.new_code_cell("%load_ext raynb"),
         v4.new_code_cell(
             _DATA[dataset].format(data=repr(data) if data else "") + f"\nconfig = {config}"

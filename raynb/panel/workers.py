@@ -10,7 +10,7 @@ from typing import Any
 from raynb.engine.warm.left import left_text
 from raynb.results.mount import in_notebook, mount
 from raynb.results.static import place
-from raynb.results.text import clean_line
+from raynb.results.text import clean_line, plural
 from raynb.telemetry.units import human_bytes, human_seconds
 
 #: What a button does.
@@ -80,20 +80,16 @@ def headline(found: dict[str, Any] | None) -> str:
     """The group in one line."""
     if found is None:
         return "No warm workers are up. Start them: %raynb workers up -n 2"
-    parts = [f"Warm workers: {_count(len(found['ranks']), 'rank')}, {found['phase']}"]
+    parts = [f"Warm workers: {plural(len(found['ranks']), 'rank')}, {found['phase']}"]
     if found["job"]:
         parts.append(f"run {found['job']}")
     if found["idle"] is not None:
         left = max(0.0, found["idle_timeout"] - found["idle"])
         parts.append(f"idle for {human_seconds(found['idle'])}, ends in {human_seconds(left)}")
-    parts.append(f"{_count(found['jobs'], 'run')} so far")
+    parts.append(f"{plural(found['jobs'], 'run')} so far")
     if found["restarts"]:
-        parts.append(f"started anew {_count(found['restarts'], 'time')}")
+        parts.append(f"started anew {plural(found['restarts'], 'time')}")
     return " · ".join(parts)
-
-
-def _count(n: int, what: str) -> str:
-    return f"{n} {what}{'' if n == 1 else 's'}"
 
 
 def rows(found: dict[str, Any] | None) -> list[tuple[str, ...]]:
