@@ -12,7 +12,7 @@ from raynb.errors import CaptureError
 from raynb.worker.program import compile_cell
 
 QUICK = settings(
-    max_examples=60,
+    max_examples=200,
     deadline=None,
     database=None,
     suppress_health_check=list(HealthCheck),
