@@ -118,7 +118,7 @@ def test_the_secrets_of_a_search_are_not_on_its_storage(notebook: Any) -> None:
     )
     result = notebook["result"]
     assert result.state == "finished" and result.num_errors == 0
-    files = [p for p in Path(result.path).rglob("*") if p.is_file()]
+    files = [p for p in Path(result.experiment_path).rglob("*") if p.is_file()]
     # Ray Tune's own saved state among them.
     assert any(p.suffix == ".pkl" for p in files)
     assert not [p for p in files if SECRET.encode() in p.read_bytes()]
