@@ -295,9 +295,9 @@ def left_on_cluster() -> list[str]:
 
 def table_of(tally: Tally) -> None:
     print(f"\nruns      {sum(tally.runs.values())}: {dict(tally.runs)}")
-    print(f"rows      {tally.rows:,}")
-    print(f"lost      {tally.lost} (bar: 0)")
-    print(f"wrong     {tally.wrong} (bar: 0)")
+    print(f"rows       {tally.rows:,}")
+    print(f"lost       {tally.lost} (bar: 0)")
+    print(f"wrong      {tally.wrong} (bar: 0)")
     print(f"killed with their process, at most {SUPERVISOR_S:g} s of a rank: {tally.killed_with:,}")
     rows = (("kernel", tally.kernel), ("supervisor", tally.supervisors))
     for what, held in rows:
@@ -308,12 +308,12 @@ def table_of(tally: Tally) -> None:
         parts = [held[:third], held[(len(held) - third) // 2 :][:third], held[-third:]]
         start, middle, last = (statistics.median(part) / 2**20 for part in parts)
         print(
-            f"{what:10}start {start:.0f}, middle {middle:.0f}, end {last:.0f} MiB: "
+            f"{what:11}start {start:.0f}, middle {middle:.0f}, end {last:.0f} MiB: "
             f"{last / start - 1:+.1%} (bar: 10 %)"
         )
     if tally.long:
         print(f"supervisors within long runs: {', '.join(f'{g:+.1%}' for g in tally.long)}")
-    print(f"processes {tally.processes[0]} after the first run, {tally.processes[-1]} at the end")
+    print(f"processes  {tally.processes[0]} after the first run, {tally.processes[-1]} at the end")
 
 
 def main() -> None:
