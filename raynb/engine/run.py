@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import pandas as pd
@@ -63,6 +63,8 @@ class RemoteBackend:
         self._ray = ray
         self._run_path = run_path
         self.actor = actor
+        #: Rows that the run had when its history was asked for last.
+        self.rows = 0
 
     @classmethod
     def start(
@@ -108,10 +110,10 @@ class RemoteBackend:
 
     def history(self) -> Any:
         if self._run_path is not None:
-            pending, upto, rows = self._ray.get(self.actor.unwritten.remote())
+            pending, upto, self.rows = self._ray.get(self.actor.unwritten.remote())
             with contextlib.suppress(Exception):
                 table = concat([read_history(*history_dir(self._run_path), upto), pending])
-                if len(table) >= rows:
+                if len(table) >= self.rows:
                     return table
         # This process can't read the run's storage.
         return self._ray.get(self.actor.history.remote())
@@ -491,7 +493,9 @@ class Run:
                 if update:
                     self._apply(update)
                 time.sleep(max(0.0, TICK_S - (time.monotonic() - began)))
-            self._finish(backend.outcome(), backend.history())
+            outcome, history = backend.outcome(), backend.history()
+            self._finish(outcome, history)
+            self._note_missing(len(history), getattr(backend, "rows", 0))
             backend.release(watcher)
         except BaseException as error:
             self._lost(error)
@@ -532,7 +536,8 @@ class Run:
         """The supervisor is gone: say so, and keep what it had written."""
         stopped = self._stop_asked.is_set()
         lost = SupervisorDiedError(
-            f"the supervisor of run {self.name!r} is gone: {type(error).__name__}: {error}",
+            f"the supervisor of run {self.name!r} is gone: {type(error).__name__}: "
+            + without_secrets(str(error)),
             hint=f"what was written before is in {without_secrets(self.facts.run_path)}",
         )
         state = "stopped" if stopped else "failed"
@@ -546,10 +551,26 @@ class Run:
             "error": None if stopped else shown,
         }
         self._apply(Update({"run": run}))
-        history = read_history(*history_dir(self.facts.run_path))
+        try:
+            history = read_history(*history_dir(self.facts.run_path))
+        except Exception as unread:
+            history = concat([])
+            unreadable = f"{type(unread).__name__}: {unread}"
+        else:
+            unreadable = ""
         self._finish(Outcome(state, None, None if stopped else lost, None, 0), history)
         self.result.record.update(state=state, ended=run["ended"], error=run["error"])
         self._error = None if stopped else lost
+        if unreadable:
+            self.result.add_notes(f"The history can't be read: {without_secrets(unreadable)}")
+
+    def _note_missing(self, here: int, rows: int) -> None:
+        """Say so when storage can't be read just now."""
+        if here < rows:
+            self.result.add_notes(
+                f"{rows - here:,} of {rows:,} records are on storage that can't be read now: "
+                "raynb.open shows them once it can."
+            )
 
     def _interrupted(self) -> None:
         try:
@@ -561,6 +582,20 @@ class Run:
             if self._backend is not None:
                 self._backend.kill()
             self._done.wait(STOP_S)
+
+
+def _missing_there(failure: Mapping[str, Any], row: Mapping[str, Any]) -> str:
+    """Where a worker looked for a file or a module that it did not find."""
+    node = f"{row.get('node') or 'n/a'} ({row.get('ip') or 'n/a'})"
+    if failure["type"] == "FileNotFoundError":
+        return (
+            f"the rank runs on node {node} in directory {failure.get('cwd') or 'n/a'}: give a path "
+            "that every node has"
+        )
+    return (
+        f"node {node} does not have that module: install it there, or put it beside the notebook "
+        "on a path that every node has"
+    )
 
 
 def training_error(outcome: Outcome, mirror: Mirror, result: Any) -> RaynbError:
@@ -590,6 +625,8 @@ def training_error(outcome: Outcome, mirror: Mirror, result: Any) -> RaynbError:
         cell = failure.get("cell") or {}
         hint = replacement(failure["message"], cell.get("text", ""))
         topic = "ray-train-v1" if hint else topic
+    if failure["type"] in ("ModuleNotFoundError", "FileNotFoundError"):
+        hint = _missing_there(failure, mirror.workers.get(failure["rank"], {}))
     return TrainingError(
         where + f"{failure['type']}: {failure['message']}",
         hint=hint,

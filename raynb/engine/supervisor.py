@@ -17,6 +17,7 @@ import ray
 from raynb.engine.collector import TERMINAL, Collector, RunFacts
 from raynb.engine.preflight import EPSILON
 from raynb.telemetry.channel import interval_s
+from raynb.telemetry.events import printable
 
 #: Ray namespace of the supervisors' names.
 NAMESPACE = "raynb"
@@ -180,7 +181,7 @@ class RunSupervisor:
         """A watcher has the outcome: leave, unless another one is still about to get it."""
         self._watchers.pop(watcher, None)
         self._released = True
-        if not self._watched():
+        if not self._watched() and self._all_written():
             self._collector.close()
             ray.actor.exit_actor()
 
@@ -326,12 +327,18 @@ class RunSupervisor:
         now = time.monotonic()
         return any(now - asked < WATCHER_S for asked in list(self._watchers.values()))
 
+    def _all_written(self) -> bool:
+        """Whether nothing is here alone; what storage does not take is tried again and again."""
+        self._collector.history.flush()
+        return not self._collector.history.waiting
+
     def _watch(self) -> None:
         """Leave when the run has ended and all have its outcome, or nobody has come for it."""
         while True:
             time.sleep(5)
             forgotten = time.monotonic() - self._asked > LINGER_S
-            if self._ended.is_set() and (forgotten or (self._released and not self._watched())):
+            left = self._released and not self._watched()
+            if self._ended.is_set() and (forgotten or (left and self._all_written())):
                 self._collector.close()
                 os._exit(0)
 
@@ -349,7 +356,7 @@ def _runs(pid: int) -> bool:
 def shown_error(failure: Mapping[str, Any] | None, error: BaseException) -> dict[str, Any]:
     """The run's ``error`` for the panel: title, rank, text and the cell's line."""
     if failure is None:
-        text = str(error)
+        text = printable(str(error))
         last = text.strip().splitlines()[-1] if text.strip() else ""
         ranks = sorted(getattr(error, "worker_failures", {}) or {})
         title = f"{type(error).__name__}: {last}"

@@ -29,6 +29,8 @@ MAX_NONFINITE = 10_000
 MAX_PINNED = 16
 #: Seconds that a worker's rate is taken over.
 RATE_S = 10.0
+#: Messages that it is taken over, at most: a worker's clock may stand, or be no number.
+MAX_RATED = 1_000
 #: Seconds by which a worker's clock may be off before its times are put right.
 CLOCK_S = 2.0
 
@@ -214,7 +216,7 @@ class Digest:
         if batch.records is not None and len(batch.records):
             step, at = float(batch.records.steps[-1]), float(batch.records.times[-1])
             if rank not in self._rate or self._rate[rank][0] != attempt:
-                self._rate[rank] = attempt, deque()
+                self._rate[rank] = attempt, deque(maxlen=MAX_RATED)
             rate = _steps_per_second(self._rate[rank][1], step, at)
             changes |= {"step": step, "last_report": at}
             if rate is not None:

@@ -62,6 +62,10 @@ class Trend(Mapping[str, Floats]):
         if not self.samples:
             self._start = row[0]
         row[0] -= self._start
+        with np.errstate(over="ignore"):  # what half the size can't hold is infinite
+            self._add(row)
+
+    def _add(self, row: list[float]) -> None:
         self._recent[:, self.samples % RECENT] = row
         if self.samples % self._every == 0:
             if self._n == MAX_POINTS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,11 +15,14 @@ from raynb.engine.collector import Collector, RunFacts
 from raynb.engine.spec import filesystem_of, read_record, without_secrets
 from raynb.errors import TrainingError
 from raynb.telemetry.digest import Digest
-from raynb.telemetry.events import Batch, Record, RecordBatch
-from raynb.telemetry.trials import ENDED_TRIAL, SearchDigest, lane_of, result_lane
+from raynb.telemetry.events import Record, RecordBatch
+from raynb.telemetry.gate import Cut, checked_hello
+from raynb.telemetry.trials import ENDED_TRIAL, SearchDigest, is_trial, lane_of, result_lane
 
 #: Seconds between two looks at the cluster, and at whether the record is worth writing.
 LOOK_S = 2.0
+#: Trials of a search, and the length of one's id.
+MAX_TRIALS, MAX_ID = 100_000, 200
 #: Resources of the cluster that the panel shows.
 _SHOWN = ("CPU", "GPU", "memory")
 
@@ -57,10 +60,12 @@ class SearchCollector(Collector):
         )
         before = read_record(*filesystem_of(facts.run_path)) or {}
         trials = before.get("trials") if before.get("kind") == "tune" else None
-        for row in trials or ():
+        rows = [row for row in trials or () if is_trial(row)] if isinstance(trials, list) else []
+        for row in rows:
+            details = row.pop("details", None)
             self._index[row["id"]] = row["trial"]
-            self._details[row["trial"]] = row.pop("details", {})
-        digest.restore(trials or ())
+            self._details[row["trial"]] = details if isinstance(details, dict) else {}
+        digest.restore(rows)
         return digest
 
     # -- workers ---------------------------------------------------------------------------------
@@ -78,8 +83,14 @@ class SearchCollector(Collector):
 
     def hello_trial(self, who: Mapping[str, Any]) -> tuple[int, int]:
         """A rank of a trial is there; tells it its attempt and its lane."""
+        name = who.get("trial")
+        who = checked_hello(who, self.facts.name)
+        if type(name) is not str or len(name) > MAX_ID or who["rank"] >= self.lanes:
+            raise ValueError("no rank of a trial of this search")
         with self._news:
-            trial = self.trial_of(who["trial"])
+            if name not in self._index and len(self._index) >= MAX_TRIALS:
+                raise ValueError(f"a search has at most {MAX_TRIALS:,} trials")
+            trial = self.trial_of(name)
             row = self._digest.trials[trial]
             lane, attempt = lane_of(trial, who["rank"], self.lanes), row["restarts"]
             known = {k: who[k] for k in ("node", "ip", "pid")}
@@ -89,8 +100,15 @@ class SearchCollector(Collector):
             self._news.notify_all()
             return attempt, lane
 
-    def ingest(self, batch: Batch) -> None:
+    def _bounds(self) -> tuple[int, range]:
+        restarts = max((row["restarts"] for row in self._digest.trials.values()), default=0)
+        return max(1, len(self._digest.trials)) * self.lanes, range(restarts + 1)
+
+    def ingest(self, message: Any) -> None:
         """Take one worker's message."""
+        batch = self.let_in(message)
+        if batch is None:
+            return
         if batch.records is not None:
             self.history.add(batch.rank, batch.attempt, batch.records)
         with self._news:
@@ -143,6 +161,9 @@ class SearchCollector(Collector):
         at = time.time()
         with self._news:
             trial = self.trial_of(trial_id)
+            cut: Cut = Counter()
+            values = self._gate.named(values, cut)
+            self._tell_cut(None, cut)
             self._digest.add_result(trial, iteration, at, values, time_s)
             attempt = self._digest.trials[trial]["restarts"]
             self._news.notify_all()
