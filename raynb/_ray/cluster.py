@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -54,6 +55,7 @@ def _loopback() -> Iterator[None]:
         ray_constants.ENABLE_RAY_CLUSTER = saved
 
 
+_leaving = threading.Lock()
 _QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
 
 
@@ -77,7 +79,7 @@ def connect() -> bool:
     CompatibilityError
         When the cluster runs other versions of Ray or Python.
     """
-    if ray.is_initialized():
+    if ray.is_initialized() and not leave_if_gone():
         return True
     given = os.environ.get("RAY_ADDRESS", "")
     if given == "local":
@@ -146,6 +148,21 @@ def answers(address: str) -> bool:
             return True
     except (OSError, ValueError):
         return False
+
+
+def leave_if_gone() -> str | None:
+    """Disconnect from a cluster whose head is gone; gives its address then.
+
+    Ray itself waits a minute for the head to come back, and then ends the process, a kernel too.
+    """
+    with _leaving:
+        if not ray.is_initialized():
+            return None
+        address: str = ray.get_runtime_context().gcs_address
+        if answers(address):
+            return None
+        ray.shutdown()
+        return address
 
 
 def faster_imports() -> dict[str, str]:
