@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -158,9 +159,15 @@ def leave_if_gone() -> str | None:
     with _leaving:
         if not ray.is_initialized():
             return None
-        address: str = ray.get_runtime_context().gcs_address
-        if answers(address):
+        try:
+            address: str = ray.get_runtime_context().gcs_address
+        except Exception:  # a connection of another kind
             return None
+        # Asked twice: a head that is only busy must not lose this kernel.
+        for pause in (0.0, 1.0):
+            time.sleep(pause)
+            if answers(address):
+                return None
         ray.shutdown()
         return address
 

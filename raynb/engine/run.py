@@ -551,7 +551,7 @@ class Run:
         if gone := cluster.leave_if_gone():
             lost = SupervisorDiedError(
                 f"the Ray cluster at {gone} is gone, and run {self.name!r} with it",
-                hint=f"{where}; once the cluster is there again, the next run connects to it",
+                hint=f"{where}; start the cluster again, and this kernel",
             )
         else:
             lost = SupervisorDiedError(
