@@ -154,7 +154,7 @@ def answers(address: str) -> bool:
 def leave_if_gone() -> str | None:
     """Disconnect from a cluster whose head is gone; gives its address then.
 
-    Ray itself waits a minute for the head to come back, and then ends the process, a kernel too.
+    Ray waits a minute for the head to come back, and may then end the process, a kernel too.
     """
     with _leaving:
         if not ray.is_initialized():

@@ -67,8 +67,7 @@ def check_nodes(spec: RunSpec, *, stores: bool = True) -> None:
             f"every node needs raynb {__version__}, as this kernel has it: {told}",
             detail=why,
             hint=f"install it there (pip install raynb=={__version__}) and start Ray on that node "
-            "anew, or let Ray bring it: before the first run, ray.init(address=…, "
-            'runtime_env={"py_modules": [raynb]})',
+            "anew",
             topic="raynb-on-every-node",
         )
     blind = [node for node, (_, _, sees) in answers.items() if not sees]

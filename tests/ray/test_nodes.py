@@ -297,7 +297,7 @@ HEAD = """
 began = time.monotonic()
 seen = ends(60)
 tell(seconds=time.monotonic() - began, **seen)
-time.sleep(70)  # by then Ray would have ended a process that holds on to a head that is gone
+time.sleep(70)  # Ray waits a minute for a head that is gone
 tell(alive=True)
 """
 
