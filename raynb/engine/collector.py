@@ -12,8 +12,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from raynb.engine.alive import Pulse
 from raynb.engine.hints.health import Health
 from raynb.engine.spec import RAYNB_DIR, filesystem_of, read_record, without_secrets, write_record
+from raynb.telemetry import clock
 from raynb.telemetry.digest import Cursor, Digest
 from raynb.telemetry.events import Batch
 from raynb.telemetry.gate import MAX_RANKS, Cut, Gate, checked_hello
@@ -76,6 +78,7 @@ class Collector:
         self._broken: set[str] = set()
         self.history = HistoryWriter(self._filesystem, f"{self._dir}/{RAYNB_DIR}/history")
         self.failures: list[dict[str, Any]] = []
+        self._pulse = Pulse(self._filesystem, self._dir)
         self._closed = threading.Event()
         self._record_lock = threading.Lock()
         self.write_record()
@@ -87,7 +90,7 @@ class Collector:
     def _new_digest(self) -> Digest:
         facts = self.facts
         storage = without_secrets(facts.run_path)
-        return Digest(facts.name, facts.best, storage=storage, started=time.time())
+        return Digest(facts.name, facts.best, storage=storage, started=clock.now())
 
     # -- facts come in ---------------------------------------------------------------------------
 
@@ -110,7 +113,7 @@ class Collector:
             if self.state in TERMINAL:
                 return
             if state in TERMINAL:
-                more.setdefault("ended", time.time())
+                more.setdefault("ended", clock.now())
                 more["stoppable"] = False
                 for rank, row in self._digest.workers.items():
                     if row["status"] not in ("finished", "failed"):
@@ -204,7 +207,7 @@ class Collector:
         with self._news:
             self._digest.apply(batch)
             if batch.failure is not None:
-                now = time.time()
+                now = clock.now()
                 failure = {
                     "at": now,
                     **batch.failure,
@@ -348,6 +351,11 @@ class Collector:
                     self._look()
             if self.history.due():
                 self.history.flush()
+            if self.state not in TERMINAL and self._pulse.beat():
+                self.event(
+                    "another run of this name writes into the same directory: their histories mix",
+                    "error",
+                )
             if self.history.error != told:
                 told = self.history.error
                 why = without_secrets(told or "")
@@ -366,3 +374,4 @@ class Collector:
             why = without_secrets(self.history.error)
             self.event(f"history could not be written: {why}", "error")
         self.write_record()
+        self._pulse.end()

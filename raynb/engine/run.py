@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import pandas as pd
 import pyarrow as pa
 
+from raynb.engine.alive import refuse_running
 from raynb.engine.collector import TERMINAL, Collector, RunFacts
 from raynb.engine.hints import failures
 from raynb.engine.spec import RAYNB_DIR, filesystem_of, read_record, without_secrets
@@ -31,6 +32,8 @@ TICK_S = 0.1
 MAX_LOG_BYTES = 20_000_000
 #: Seconds in which a supervisor says how it stands.
 ANSWER_S = 5.0
+#: Seconds for which the way to a supervisor may be cut before it counts as gone.
+UNREACHABLE_S = 30.0
 #: Seconds that stopping may take before the supervisor itself is killed.
 STOP_S = 15.0
 
@@ -77,10 +80,13 @@ class RemoteBackend:
         OptionError
             When a run of this name is going on.
         """
-        options = {"name": supervisor_name(facts.name), "namespace": NAMESPACE}
+        from raynb.engine.nodes import on_this_node
+
+        options = {"name": supervisor_name(facts.name), "namespace": NAMESPACE, **on_this_node()}
         # Detached: the run outlives this kernel wherever the cluster does.
         actor_class = actor_class.options(lifetime="detached", **options)
         make_way(facts.name)
+        refuse_running(facts.run_path, facts.name)
         try:
             return cls(actor_class.remote(facts, env), facts.run_path)
         except ValueError:  # another kernel was as fast
@@ -292,7 +298,7 @@ class Run:
             "name": facts.name,
             "storage": without_secrets(facts.run_path),
             # Of a run that was started elsewhere, its supervisor tells.
-            "started": None if attached else time.time(),
+            "started": None if attached else self.mirror.clock.now(),
         }
         self.tell("preflight", "attaching" if attached else "")
 
@@ -450,7 +456,7 @@ class Run:
         self.tell(
             "stopped" if stopped else "failed",
             "" if stopped else str(error).splitlines()[0],
-            ended=time.time(),
+            ended=self.mirror.clock.now(),
             stoppable=False,
             error=shown,
         )
@@ -480,12 +486,20 @@ class Run:
     def _read(self, backend: Backend) -> None:
         import ray
 
-        watcher = uuid.uuid4().hex
+        watcher, heard = uuid.uuid4().hex, time.monotonic()
         try:
             while self.state not in TERMINAL:
                 began = time.monotonic()
                 try:
                     update = backend.poll(watcher, 1.0, self._pinned)
+                    heard = time.monotonic()
+                except ray.exceptions.ActorUnavailableError:
+                    # The way to it is cut, or it is dying: Ray says later which of the two.
+                    if time.monotonic() - heard > UNREACHABLE_S:
+                        raise
+                    watcher = uuid.uuid4().hex
+                    time.sleep(1.0)
+                    continue
                 except ray.exceptions.GetTimeoutError:
                     # Busy, not gone; but this answer's news is lost, so watch anew from the start.
                     watcher = uuid.uuid4().hex
@@ -512,7 +526,7 @@ class Run:
                 f"history is without the {n:,} metrics with the fewest values: with them it would "
                 f"not fit into memory. {self.facts.run_path}/{RAYNB_DIR}/history has them all"
             )
-            event = {"t": time.time(), "level": "warn", "text": text}
+            event = {"t": self.mirror.clock.now(), "level": "warn", "text": text}
             self._apply(Update({"events": [event]}))
         record = read_record(filesystem, path) or {
             **self.facts.summary,
@@ -534,18 +548,27 @@ class Run:
 
     def _lost(self, error: BaseException) -> None:
         """The supervisor is gone: say so, and keep what it had written."""
+        from raynb._ray import cluster
+
         stopped = self._stop_asked.is_set()
-        lost = SupervisorDiedError(
-            f"the supervisor of run {self.name!r} is gone: {type(error).__name__}: "
-            + without_secrets(str(error)),
-            hint=f"what was written before is in {without_secrets(self.facts.run_path)}",
-        )
+        where = f"what was written before is in {without_secrets(self.facts.run_path)}"
+        if gone := cluster.leave_if_gone():
+            lost = SupervisorDiedError(
+                f"the Ray cluster at {gone} is gone, and run {self.name!r} with it",
+                hint=f"{where}; start the cluster again, and this kernel",
+            )
+        else:
+            lost = SupervisorDiedError(
+                f"the supervisor of run {self.name!r} is gone: {type(error).__name__}: "
+                + without_secrets(str(error)),
+                hint=where,
+            )
         state = "stopped" if stopped else "failed"
         shown = {"title": "SupervisorDiedError", "rank": None, "text": str(lost), "line": None}
         run = {
             **self.mirror.run,
             "state": state,
-            "ended": time.time(),
+            "ended": self.mirror.clock.now(),
             "stoppable": False,
             "message": "" if stopped else lost.message,
             "error": None if stopped else shown,

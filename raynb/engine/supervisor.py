@@ -15,6 +15,7 @@ import pyarrow as pa
 import ray
 
 from raynb.engine.collector import TERMINAL, Collector, RunFacts
+from raynb.engine.nodes import Roll
 from raynb.engine.preflight import EPSILON
 from raynb.telemetry.channel import interval_s
 from raynb.telemetry.events import printable
@@ -31,6 +32,8 @@ RAY_DEFAULTS = {
 DRAIN_S = 0.1
 #: Seconds that Ray Train's own abort gets before its controller is killed.
 ABORT_S = 4.0
+#: Seconds between two looks at the nodes, and at whether anybody still watches.
+WATCH_S = 5.0
 #: Seconds after which a supervisor that nobody asks any more leaves.
 LINGER_S = 600.0
 #: Seconds without a question after which a watcher counts as gone.
@@ -222,6 +225,10 @@ class RunSupervisor:
             state, error = payload["state"], payload["error"]
             if state in ("restarting", "rescheduling"):
                 self._collector.set_state("restarting", error or "")
+            elif state == "resizing":
+                self._collector.set_state("restarting", "with another number of workers")
+            elif state == "preempting":
+                self._collector.event("a node is about to be taken away", "warn")
             elif state == "shutting_down":
                 self._collector.set_state("finishing")
 
@@ -333,9 +340,15 @@ class RunSupervisor:
         return not self._collector.history.waiting
 
     def _watch(self) -> None:
-        """Leave when the run has ended and all have its outcome, or nobody has come for it."""
+        """Tell who joins and leaves the cluster; leave when the run has ended and all have its
+        outcome, or nobody has come for it."""
+        roll = Roll()
         while True:
-            time.sleep(5)
+            time.sleep(WATCH_S)
+            if not self._ended.is_set():
+                with contextlib.suppress(Exception):  # the head may be away
+                    for text, level in roll.news(self._collector.workers()):
+                        self._collector.event(text, level)
             forgotten = time.monotonic() - self._asked > LINGER_S
             left = self._released and not self._watched()
             if self._ended.is_set() and (forgotten or (left and self._all_written())):

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import IO, Any, Protocol
 
+from raynb.telemetry import clock
 from raynb.telemetry.events import Batch, Record, RecordBatch, Value, to_value, to_values
 from raynb.telemetry.loglines import lines_a_rank
 
@@ -204,7 +205,7 @@ class Channel:
             self._last_step = step
             self._fresh = not report
             self._values_in += len(values)
-            self._records.append((step, time.time(), values, self._epoch()))
+            self._records.append((step, clock.now(), values, self._epoch()))
 
     def _epoch(self) -> float:
         try:
@@ -330,7 +331,7 @@ class Channel:
             records=RecordBatch.of(records) if records else None,
             logs=logs,
             dropped=dropped,
-            sent=time.time(),
+            sent=clock.now(),
             run=self.run,
             **latest,
         )

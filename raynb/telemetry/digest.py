@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from raynb.telemetry import clock
 from raynb.telemetry.bands import BandKey
 from raynb.telemetry.curves import Curves, CurveSeen
 from raynb.telemetry.events import Batch, Floats, shard_totals
@@ -150,7 +151,7 @@ class Digest:
             self._run_version = self._news()
 
     def event(self, text: str, level: str = "info", at: float | None = None) -> None:
-        self.events.append({"t": at or time.time(), "level": level, "text": text})
+        self.events.append({"t": at or clock.now(), "level": level, "text": text})
         if len(self.events) > MAX_EVENTS:
             self.events.pop(0)
             self._events_cut += 1
@@ -229,7 +230,7 @@ class Digest:
             return 0.0
         attempt, least = self._behind.get(batch.rank, (batch.attempt, math.inf))
         # A message is never faster than no time at all: the quickest one tells the clock best.
-        least = min(time.time() - batch.sent, least if attempt == batch.attempt else math.inf)
+        least = min(clock.now() - batch.sent, least if attempt == batch.attempt else math.inf)
         self._behind[batch.rank] = batch.attempt, least
         return least if abs(least) > CLOCK_S else 0.0
 

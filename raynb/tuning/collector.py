@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,6 +13,7 @@ import ray
 from raynb.engine.collector import Collector, RunFacts
 from raynb.engine.spec import filesystem_of, read_record, without_secrets
 from raynb.errors import TrainingError
+from raynb.telemetry import clock
 from raynb.telemetry.digest import Digest
 from raynb.telemetry.events import Record, RecordBatch
 from raynb.telemetry.gate import Cut, checked_hello
@@ -56,7 +56,7 @@ class SearchCollector(Collector):
             facts.name,
             self._search,
             storage=without_secrets(facts.run_path),
-            started=time.time(),
+            started=clock.now(),
         )
         before = read_record(*filesystem_of(facts.run_path)) or {}
         trials = before.get("trials") if before.get("kind") == "tune" else None
@@ -117,7 +117,7 @@ class SearchCollector(Collector):
             self._digest.apply(batch)
             if batch.failure is not None:
                 trial, rank = divmod(batch.rank, self.lanes)
-                failure = {"at": time.time(), **batch.failure, "rank": rank}
+                failure = {"at": clock.now(), **batch.failure, "rank": rank}
                 first = self._failure.get(trial)
                 if first is None or first["at"] > failure["at"]:
                     self._failure[trial] = failure
@@ -131,7 +131,7 @@ class SearchCollector(Collector):
             trial = self.trial_of(trial_id)
             state = changes.get("state")
             if state in ENDED_TRIAL:
-                changes.setdefault("ended", time.time())
+                changes.setdefault("ended", clock.now())
                 self._dirty = True
                 self._end_lanes(trial, state)
             self._digest.set_trial(trial, **changes)
@@ -158,7 +158,7 @@ class SearchCollector(Collector):
     def add_result(
         self, trial_id: str, iteration: float, values: Mapping[str, float], time_s: Any
     ) -> None:
-        at = time.time()
+        at = clock.now()
         with self._news:
             trial = self.trial_of(trial_id)
             cut: Cut = Counter()
@@ -210,7 +210,7 @@ class SearchCollector(Collector):
                     state="stopped",
                     reason=reason if began else f"not started: {reason}",
                     reason_kind=kind,
-                    ended=time.time() if began else None,
+                    ended=clock.now() if began else None,
                 )
             self._news.notify_all()
 

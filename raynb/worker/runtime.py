@@ -8,11 +8,11 @@ import inspect
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from raynb.telemetry import clock
 from raynb.telemetry.channel import ActorTransport, Channel, Transport
 from raynb.telemetry.events import to_value
 from raynb.telemetry.loglines import log_name
@@ -205,7 +205,7 @@ class Runtime:
         if error is None:
             self.channel.put("status", "finished")
         else:
-            failure = {**describe_exception(error, self.program), "at": time.time()}
+            failure = {**describe_exception(error, self.program), "at": clock.now()}
             with contextlib.suppress(OSError):  # it may be gone
                 failure["cwd"] = os.getcwd()
             self.channel.put("failure", failure)

@@ -50,6 +50,7 @@ FOREIGN = {
     "--exclude": "srun",
     "--overlap": "srun",
     "--limit-mb": "tests/bench/memory.py",
+    "--times": "tests/bench/reliability.py",
 }
 
 
