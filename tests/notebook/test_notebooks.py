@@ -32,11 +32,15 @@ class About:
         Takes that, and asserts.
     parameters : dict
         Replace those of its cell that is tagged so: fewer epochs.
+    always : bool
+        Whether it is run without ``RAYNB_ALL_NOTEBOOKS`` in the environment too. Those that are not
+        take the longest; hints are also tested in ``tests/ray/test_hints.py``.
     """
 
     facts: str
     check: Callable[[Any], None]
     parameters: dict[str, Any] = field(default_factory=dict)
+    always: bool = True
 
 
 def from_pytorch(found: dict[str, Any]) -> None:
@@ -70,7 +74,7 @@ def checkpoints_and_results(found: dict[str, Any]) -> None:
 
 def warm_workers(found: dict[str, Any]) -> None:
     waits = found["waits"]
-    assert waits["warm"] < 2 and waits["warm, edited"] < 2 and waits["own workers"] > 4
+    assert max(waits["warm"], waits["warm, edited"]) < waits["own workers"] / 4
     assert found["accuracy"] > 0.7
     assert found["mean"] < 1e-6 < found["own"]
 
@@ -120,6 +124,7 @@ ABOUT = {
         check=from_pytorch,
     ),
     "04_reading_the_panel": About(
+        always=False,
         facts="""{
             name: [hint["kind"] for hint in run.record["hints"]]
             for name, run in dict(
@@ -153,7 +158,6 @@ ABOUT = {
         check=checkpoints_and_results,
     ),
     "06_warm_workers_and_spmd": About(
-        parameters={"epochs": 4},
         facts="""{
             "waits": waits,
             "accuracy": min(r.history["accuracy"].max() for r in results.values()),
@@ -163,7 +167,6 @@ ABOUT = {
         check=warm_workers,
     ),
     "07_ray_data": About(
-        parameters={"rows": 2000, "epochs": 2},
         facts="""{
             "rows": {name: frame["rows"].tolist() for name, frame in told.items()},
             "total": rows,
@@ -176,7 +179,7 @@ ABOUT = {
         check=ray_data,
     ),
     "08_performance": About(
-        parameters={"rows": 3000, "epochs": 2},
+        always=False,
         facts="""{
             "sync": {
                 name: sum(w["sync_s"] or 0 for w in r.record["workers"]) / k
@@ -233,6 +236,8 @@ def test_a_notebook_does_what_it_is_about(
     stem: str, environment: dict[str, str], tmp_path: Path
 ) -> None:
     about = ABOUT[stem]
+    if not about.always and not os.environ.get("RAYNB_ALL_NOTEBOOKS"):
+        pytest.skip("it takes long: RAYNB_ALL_NOTEBOOKS=1 runs it")
     notebook = nbformat.read(NOTEBOOKS / f"{stem}.ipynb", as_version=4)
     cells = notebook.cells
     if about.parameters:
