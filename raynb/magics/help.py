@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import raynb
-from raynb.errors import TROUBLESHOOTING
 
 #: Called by IPython, not by users.
 _NOT_FOR_USERS = {"load_ipython_extension", "unload_ipython_extension"}
@@ -38,7 +37,6 @@ def overview(shell: Any, parser: argparse.ArgumentParser | None = None) -> str:
     for title, rows in parts:
         if lines := list(_aligned(rows)):
             text += ["", title, *lines]
-    text += ["", f"Docs: docs/index.md; by an error's message: {TROUBLESHOOTING}"]
     return "\n".join(text)
 
 
