@@ -39,9 +39,9 @@ def add_commands(commands: Any) -> None:
     stop.add_argument("name", nargs="?", metavar="NAME", help="default: the only one")
     stop.set_defaults(run=stop_run)
 
-    topic = commands.add_parser("help", help="what to do about an error, by the topic it names")
-    topic.add_argument("topic", nargs="?", metavar="TOPIC", help="default: list them")
-    topic.set_defaults(run=show_help)
+    explain = commands.add_parser("help", help="what to do about an error, by the topic it names")
+    explain.add_argument("topic", nargs="?", metavar="TOPIC", help="default: list them")
+    explain.set_defaults(run=show_help)
 
     cluster = commands.add_parser("cluster", help="a local cluster that outlives kernels")
     actions = cluster.add_subparsers(dest="action", metavar="up|down|status", required=True)

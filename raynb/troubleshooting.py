@@ -41,14 +41,14 @@ def section(topic: str) -> str:
         When there is none of this topic.
     """
     known = topics()
-    topic = topic.rpartition("#")[2]  # also as errors write it, with the page's name
-    if topic not in known:
-        near = difflib.get_close_matches(topic, known, 1)
+    name = topic.rpartition("#")[2]  # also as errors write it, with the page's name
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 1)
         raise OptionError(
-            f"there is no help on {topic!r}",
+            f"there is no help on {name!r}",
             hint=f"did you mean {near[0]}?" if near else "without a topic, help lists them all",
         )
-    return f"{topic}\n\n{known[topic]}"
+    return f"{name}\n\n{known[name]}"
 
 
 def contents() -> str:

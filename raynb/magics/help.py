@@ -33,7 +33,11 @@ def overview(shell: Any, parser: argparse.ArgumentParser | None = None) -> str:
         ("Commands", _commands(parser)),
         ("In Python, each with ?", _functions()),
     ]
-    text = [f"raynb {raynb.__version__}"]
+    text = [
+        f"raynb {raynb.__version__}",
+        "",
+        "%%distributed_train -n 2 on the first line of a cell trains with its code on two workers.",
+    ]
     for title, rows in parts:
         if lines := list(_aligned(rows)):
             text += ["", title, *lines]
