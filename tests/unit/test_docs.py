@@ -50,6 +50,9 @@ FOREIGN = {
     "--exclude": "srun",
     "--overlap": "srun",
     "--limit-mb": "tests/bench/memory.py",
+    "--only": "tests/bench/compare.py",
+    "--keep": "tests/bench/compare.py",
+    "--table": "tests/bench/compare.py",
 }
 
 
