@@ -38,7 +38,8 @@ MARKERS = ("<!-- table: begin -->", "<!-- table: end -->")
 ROWS = 12_800  # 100 steps of each rank in an epoch
 STEPS = 100
 FLOOD = 1_000
-FAIL_AT = 20
+FAIL_AT = 8
+STOP_AT = 8
 WRONG = "label out of range"
 #: Seconds until the cell with the exception is interrupted on ranks that are up already, where
 #: nbdistributed gives up by itself after 30; and on ranks that have to start first.
@@ -60,7 +61,7 @@ class Peer:
 
 
 PEERS = {
-    "torchtrainer": Peer("bare `TorchTrainer`", "ray", "torchtrainer.ipy", own_steps=25),
+    "torchtrainer": Peer("bare `TorchTrainer`", "ray", "torchtrainer.ipy", own_steps=15),
     "nbdistributed": Peer(
         "nbdistributed", "nbdistributed", "nbdistributed.ipy", lasting=True, early=True
     ),
@@ -181,7 +182,7 @@ def training(kernel: Kernel, peer: Peer, train: str, began: float, found: dict[s
 
     def under_way() -> bool:
         ranks = kernel.steps("stop")
-        return len(ranks) == RANKS and min(map(len, ranks)) >= 30
+        return len(ranks) == RANKS and min(map(len, ranks)) >= STOP_AT
 
     ran = kernel.run(edited(train, "stop", epochs=1_000), when=under_way)
     if ran.interrupted is None or len(kernel.steps("stop")) < RANKS:
@@ -280,7 +281,9 @@ def machine() -> str:
 
 
 def seconds(value: float | None, otherwise: str) -> str:
-    return otherwise if value is None else f"{value:.2f} s" if value < 10 else f"{value:.0f} s"
+    if value is None:
+        return otherwise
+    return "at once" if value < 0.005 else f"{value:.2f} s" if value < 10 else f"{value:.0f} s"
 
 
 def processes(value: list[float]) -> str:
@@ -300,10 +303,13 @@ ROWS_OF_TABLE: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
     ("processes after the kernel's end", lambda f: processes(f["after_kernel"])),
     ("exception on rank 1: the cell has ended after", lambda f: seconds(f["error_s"], "hangs")),
     ("it is shown", lambda f: "yes" if f["error_shown"] else "no"),
-    ("lines that it takes", lambda f: f"{f['error_lines']:.0f}"),
+    ("lines that it takes", lambda f: f"{f['error_lines']:.0f}" if f["error_shown"] else "–"),
     ("it names the rank", lambda f: "yes" if f["error_rank"] else "no"),
     ("it names the cell's line", lambda f: f["error_line"]),
-    ("the cell counts as failed", lambda f: "yes" if f["error_fails"] else "no"),
+    (
+        "the cell counts as failed",
+        lambda f: "–" if f["error_s"] is None else "yes" if f["error_fails"] else "no",
+    ),
     ("the cell again after the exception", lambda f: seconds(f["next_after_error"], "fails")),
     ("notebook after 2 x 1,000 printed lines", lambda f: f"{f['bytes'] / 1000:.0f} kB"),
     ("of them in the notebook", lambda f: f"{f['lines_shown']:,.0f}"),
@@ -329,8 +335,8 @@ def median(rounds: list[dict[str, Any]]) -> dict[str, Any]:
 def table(kept: dict[str, Any]) -> Iterator[str]:
     """The part of the page between the markers."""
     peers = [(p, kept["peers"].get(name, {})) for name, p in PEERS.items()]
-    yield f"Measured on {kept['date']} on a machine with {kept['machine']}, in"
-    yield f"{kept['data']}, {RANKS} ranks. Medians where a column has several rounds."
+    yield f"Measured on {kept['date']} on a machine with {kept['machine']}; {kept['data']}, {RANKS}"
+    yield "ranks. Medians where a column has several rounds."
     yield ""
     yield "| | " + " | ".join(p.title for p, _ in peers) + " |"
     yield "| --- |" + " --- |" * len(peers)
@@ -412,11 +418,12 @@ def main() -> None:
             except Exception as error:  # what was found until then is shown
                 entry["reason"] = " ".join(str(error).split()).replace("|", "/")
                 print(f"{name}: {entry['reason']}", flush=True)
-            if found:
-                entry.setdefault("rounds", []).append(found)
-            print(f"{name}: {time.time() - began:.0f} s, {json.dumps(found)}", flush=True)
-            if args.keep is not None:
-                args.keep.write_text(json.dumps(kept, indent=1))
+            finally:  # also when it is ended in between
+                if found:
+                    entry.setdefault("rounds", []).append(found)
+                print(f"{name}: {time.time() - began:.0f} s, {json.dumps(found)}", flush=True)
+                if args.keep is not None:
+                    args.keep.write_text(json.dumps(kept, indent=1))
     if not args.only:
         write_page(kept)
 

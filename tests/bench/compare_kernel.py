@@ -104,6 +104,9 @@ class Kernel:
 
     def __exit__(self, *exc: object) -> None:
         self._look()
+        if exc[0] is not None:  # a cell may be running, and a busy kernel would be killed
+            with contextlib.suppress(OSError):
+                os.killpg(self.client.km.provisioner.pgid, signal.SIGINT)
         with contextlib.suppress(Exception):
             self._alive.close()
         self._stop.set()
