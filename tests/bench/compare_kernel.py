@@ -93,7 +93,7 @@ class Kernel:
     def __enter__(self) -> Kernel:
         self.client.km = self.client.create_kernel_manager()
         # Ray ends its processes when its driver exits, which takes longer than the default allows.
-        self.client.km.shutdown_wait_time = 60
+        self.client.km.shutdown_wait_time = 30
         self._alive = contextlib.ExitStack()
         self._alive.enter_context(self.client.setup_kernel(env=self.env))
         self.process = psutil.Process(self.client.km.provisioner.pid)
