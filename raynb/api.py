@@ -347,7 +347,8 @@ def launch(
         open_view(run, echo=echo)
     try:
         if not found:
-            run.tell("starting_ray", "a local cluster that ends with this kernel")
+            kind = "a small" if cluster.is_small_machine() else "a local"
+            run.tell("starting_ray", f"{kind} cluster that ends with this kernel")
             cluster.start_local()
         waiting = ""
         if check:

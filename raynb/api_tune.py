@@ -253,10 +253,18 @@ def _start(
         show=show,
         echo=echo,
         check=own,
-        # raynb's own check names what was reported, and does not end in the middle.
-        env={"TUNE_DISABLE_STRICT_METRIC_CHECKING": "1"} if own else None,
+        env=_tune_env(spec) if own else None,
         supervisor=Supervisor,
     )
+
+
+def _tune_env(spec: TuneSpec) -> dict[str, str]:
+    # raynb's own check names what was reported, and does not end in the middle.
+    env = {"TUNE_DISABLE_STRICT_METRIC_CHECKING": "1"}
+    if spec.num_samples == -1:
+        # Else Tune draws 200 trials ahead of what runs, which then never start.
+        env["TUNE_MAX_PENDING_TRIALS_PG"] = "1"
+    return env
 
 
 def _at_a_time(spec: TuneSpec) -> int | None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from raynb.errors import OptionError, StorageError
+from raynb.results.text import plural
 
 DATASETS = ("fashion-mnist", "digits")
 DEFAULT_ROWS = 12_000
@@ -105,13 +106,33 @@ def Digits(train: bool) -> Any:
     TensorDataset of (float32 image, shape (1, 8, 8), in [0, 1]) and int64 label
     """
     import torch
-    from sklearn.datasets import load_digits
     from torch.utils.data import TensorDataset
 
-    digits = load_digits()
+    images, labels = _digits()
     part = slice(0, 1500) if train else slice(1500, None)
-    images = torch.tensor(digits.images[part], dtype=torch.float32).unsqueeze(1) / 16
-    return TensorDataset(images, torch.tensor(digits.target[part]))
+    pixels = torch.tensor(images[part], dtype=torch.float32).unsqueeze(1) / 16
+    return TensorDataset(pixels, torch.tensor(labels[part]))
+
+
+def _digits() -> tuple[Any, Any]:
+    """Images and labels, from the file that scikit-learn brings.
+
+    Importing scikit-learn to read one file would cost each rank a second and 70 MB.
+    """
+    import importlib.util
+
+    import numpy as np
+
+    found = importlib.util.find_spec("sklearn")
+    home = Path((found and found.origin) or "").parent
+    file = home / "datasets" / "data" / "digits.csv.gz"
+    if not file.is_file():
+        from sklearn.datasets import load_digits
+
+        digits = load_digits()
+        return digits.images, digits.target
+    rows = np.loadtxt(file, delimiter=",")
+    return rows[:, :-1].reshape(-1, 8, 8), rows[:, -1].astype(np.int64)
 
 
 # -- notebook ------------------------------------------------------------------------------------
@@ -119,7 +140,12 @@ def Digits(train: bool) -> Any:
 _INTRO = """# Quickstart: train on a Ray worker group from a cell
 
 The cell below is an ordinary PyTorch loop with Ray Train's four calls in it. `%%distributed_train`
-ships it to {workers} workers and shows what each of them is doing while it trains."""
+ships it to {workers} and shows what each of them is doing while it trains."""
+
+_NOTE = """
+
+With Ray around it, one worker is what fits into the 2 GB of a free Binder session; a second one
+(`-n 2`) takes 400 MB more."""
 
 _DATA = {
     "fashion-mnist": """from raynb.demo import fashion_mnist
@@ -146,16 +172,29 @@ test_data = FashionMNIST(data_root, train=False, transform=transform)
     ),
 }
 
+_RESNET = (
+    "from torchvision.models import resnet18\n",
+    """model = resnet18(num_classes=10)
+model.conv1 = torch.nn.Conv2d(1, 64, kernel_size=7, stride=2, padding=3, bias=False)  # grey images
+""",
+)
+#: For digits where memory is little: neither torchvision nor 11 million weights.
+_CNN = (
+    "",
+    """model = torch.nn.Sequential(
+    torch.nn.Conv2d(1, 16, 3, padding=1), torch.nn.ReLU(), torch.nn.MaxPool2d(2),
+    torch.nn.Flatten(), torch.nn.Linear(256, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10),
+)
+""",
+)
+
 _TRAIN = """%%distributed_train -n {workers} --config config --best accuracy:max{where}
 import os, tempfile
 
 import ray.train, ray.train.torch, raynb, torch
 from torch.utils.data import DataLoader, Subset
-{imports}from torchvision.models import resnet18
-
-model = resnet18(num_classes=10)
-model.conv1 = torch.nn.Conv2d(1, 64, kernel_size=7, stride=2, padding=3, bias=False)  # grey images
-model = ray.train.torch.prepare_model(model)
+{imports}
+{model}model = ray.train.torch.prepare_model(model)
 optimizer = torch.optim.Adam(model.parameters(), lr=config["lr"])
 criterion = torch.nn.CrossEntropyLoss()
 
@@ -208,6 +247,7 @@ def build_notebook(
     name: str = "",
     storage_path: str = "",
     data: str | None = None,
+    small: bool = False,
 ) -> Any:
     """The quickstart as a notebook, not yet run.
 
@@ -222,6 +262,8 @@ def build_notebook(
         Of the run.
     data : str, optional
         A torchvision root with FashionMNIST.
+    small : bool
+        A small network for digits instead of ResNet-18, for machines with little memory.
 
     Returns
     -------
@@ -230,13 +272,18 @@ def build_notebook(
     import nbformat.v4 as v4
 
     imports, load = _LOAD[dataset]
-    config = {"lr": 1e-3, "batch_size": 128, "epochs": epochs, "rows": rows}
+    more, model = _CNN if small else _RESNET
+    config = {"lr": 1e-2 if small else 1e-3, "batch_size": 128, "epochs": epochs, "rows": rows}
     # Without a name the run gets one made from the time, so that the cell can be run again.
     where = f" --name {name}" if name else ""
     where += f" --storage-path {json.dumps(storage_path)}" if storage_path else ""
-    train = _TRAIN.format(workers=workers, where=where, imports=imports, load=load)
+    train = _TRAIN.format(
+        workers=workers, where=where, imports=imports + more, load=load, model=model
+    )
     cells = [
-        v4.new_markdown_cell(_INTRO.format(workers=workers)),
+        v4.new_markdown_cell(
+            _INTRO.format(workers=plural(workers, "worker")) + (_NOTE if small else "")
+        ),
         v4.new_code_cell("%load_ext raynb"),
         v4.new_code_cell(
             _DATA[dataset].format(data=repr(data) if data else "") + f"\nconfig = {config}"

@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from raynb._version import __version__
-from raynb.telemetry.cgroups import cgroup_cpus, cgroup_memory
+from raynb.cgroups import cgroup_cpus, cgroup_memory
 from raynb.telemetry.units import human_bytes
 
 OK, NOTE, PROBLEM = "ok", "note", "problem"

@@ -80,8 +80,8 @@ def status() -> dict[str, Any] | None:
     -------
     dict or None
         ``phase`` (``starting``, ``idle``, ``busy``, ``ending``), ``ranks`` (for each its node,
-        process, bytes of memory and what the last job left), ``idle`` seconds of ``idle_timeout``,
-        ``jobs`` so far, ``restarts``, and ``job``, the run that goes on.
+        process, device, bytes of memory and what the last job left), ``idle`` seconds of
+        ``idle_timeout``, ``jobs`` so far, ``restarts``, and ``job``, the run that goes on.
     """
     group = alive()
     return None if group is None else group.status()

@@ -9,16 +9,25 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
+import psutil
 import ray
 import ray._private.authentication.authentication_token_setup as authentication
 import ray._private.ray_constants as ray_constants
 import ray._private.state as ray_state
 import ray._private.utils as ray_utils
 
+from raynb.cgroups import cgroup_memory
 from raynb.errors import CompatibilityError, ResourceError
 
 #: Stands on the path of a local cluster's processes, before what is slow to import and not used.
 LAZY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "lazy")
+
+#: Bytes of memory below which a machine is small: Ray and two workers take about half of it.
+_SMALL_BYTES = 4 * 10**9
+#: Bytes of the smallest object store that Ray starts.
+_LEAST_STORE = 75 * 2**20
+#: Marks the processes of a local cluster of a small machine.
+_SMALL_LOCAL = "RAYNB_SMALL_LOCAL"
 
 
 @contextlib.contextmanager
@@ -164,15 +173,41 @@ def is_one_machine() -> bool:
 def start_local(**options: Any) -> None:
     """Start a local cluster that ends with this process.
 
+    On a small machine it is one for two workers: without the dashboard, whose processes take 600
+    MB, with the smallest object store that Ray has.
+
     Parameters
     ----------
     **options
         For ``ray.init``, such as ``num_cpus``.
     """
-    with _loopback(), _environment(**faster_imports()):
-        # Ray Train cleans up after a controller that died through the state API, which is part of
-        # the dashboard: without it the placement group would stay for ever.
-        ray.init(address="local", include_dashboard=True, **_QUIET, **options)
+    # Ray Train cleans up after a controller that died through the state API, which is part of the
+    # dashboard: without it the placement group would stay until the cluster ends.
+    settings: dict[str, Any] = {"include_dashboard": True}
+    env = faster_imports()
+    if is_small_machine():
+        settings = {"include_dashboard": False, "object_store_memory": _LEAST_STORE, "num_cpus": 2}
+        env[_SMALL_LOCAL] = "1"
+    with _loopback(), _environment(**env):
+        ray.init(address="local", **{**settings, **options}, **_QUIET)
+
+
+def is_small_machine() -> bool:
+    """Whether this machine, or what its container leaves of it, is one like Binder's.
+
+    ``RAYNB_SMALL=1`` and ``RAYNB_SMALL=0`` in the environment decide it otherwise.
+    """
+    asked = os.environ.get("RAYNB_SMALL", "")
+    if asked:
+        return asked != "0"
+    limit = cgroup_memory()
+    total = psutil.virtual_memory().total
+    return min(total, limit[0] if limit else total) < _SMALL_BYTES
+
+
+def is_small_local() -> bool:
+    """Whether this is a process of a cluster that was started on a small machine."""
+    return os.environ.get(_SMALL_LOCAL) == "1"
 
 
 def autoscaling_limits() -> dict[str, float] | None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from typing import Any
 
 import ray
 import ray.train.v2._internal.constants as train_constants
 import ray.train.v2._internal.execution.worker_group.worker_group as worker_group
 from ray.train.v2._internal.execution.callback import ControllerCallback, WorkerGroupCallback
+
+from raynb._ray.helpers import leave_out
 
 
 def name_own_cluster() -> None:
@@ -34,10 +37,18 @@ class SupervisorCallback(ControllerCallback, WorkerGroupCallback):
     ----------
     supervisor : ActorHandle
         Has ``controller_ready(handle)`` and ``controller_event(kind, payload)``.
+    without : collection of str
+        Helper actors that are not started, from :func:`raynb._ray.helpers.idle_helpers`.
     """
 
-    def __init__(self, supervisor: Any) -> None:
+    def __init__(self, supervisor: Any, without: Collection[str] = ()) -> None:
         self._supervisor = supervisor
+        self._without = frozenset(without)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # The controller unpickles its callbacks before it starts anything; a hook comes too late.
+        self.__dict__.update(state)
+        leave_out(self._without)
 
     def _tell(self, kind: str, **payload: Any) -> Any:
         return self._supervisor.controller_event.remote(kind, payload)

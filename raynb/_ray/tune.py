@@ -95,6 +95,17 @@ def report_queue(callback: Any) -> Any:
     return callback._training_actor_item_queue
 
 
+def most_of_a_trial(scheduler: Any) -> tuple[str, float] | None:
+    """What ASHA or HyperBand counts, and how much of it ends a trial; None for other schedulers.
+
+    Reason for the internals: a trial that came to ``max_t`` ends as a pruned one does, and only
+    these two values tell them apart.
+    """
+    most = getattr(scheduler, "_max_t", None) or getattr(scheduler, "_max_t_attr", None)
+    counted = getattr(scheduler, "_time_attr", None)
+    return None if most is None or counted is None else (str(counted), float(most))
+
+
 def tuner_parts(tuner: Any) -> dict[str, Any]:
     """What a user's Tuner is made of, to build an equal one in another process.
 

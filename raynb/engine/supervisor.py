@@ -250,6 +250,7 @@ class RunSupervisor:
             shown = {"title": "the run's end failed", "rank": None, "text": repr(broken)}
             self._collector.set_state("failed", repr(broken)[:500], error={**shown, "line": None})
         finally:
+            self._remove_group()
             self._ended.set()
 
     def _conclude(self, result: Any, error: BaseException | None) -> None:
@@ -283,7 +284,12 @@ class RunSupervisor:
             self._collector.event("the controller does not answer: killing it", "warn")
             with contextlib.suppress(Exception):
                 ray.kill(self._controller)
-            if self._placement_group is not None:
+            self._remove_group()
+
+    def _remove_group(self) -> None:
+        """Free what the workers had, where their controller did not; harmless where it did."""
+        if self._placement_group is not None:
+            with contextlib.suppress(Exception):
                 ray.util.remove_placement_group(self._placement_group)
 
     def _check_gone(self) -> None:

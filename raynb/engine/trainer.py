@@ -138,16 +138,20 @@ def watched(trainer: Any, link: Link, program: CellProgram | None) -> Any:
 
 def told(trainer: Any, supervisor: Any) -> Any:
     """A copy of ``trainer`` whose controller tells the supervisor what it does."""
-    from raynb._ray.cluster import faster_imports
+    from raynb._ray import cluster
     from raynb._ray.controller import SupervisorCallback
+    from raynb._ray.helpers import idle_helpers
 
     trainer = copy.copy(trainer)
     run_config = copy.copy(trainer.run_config)
     callbacks: Sequence[Any] = run_config.callbacks or []
-    run_config.callbacks = [*callbacks, SupervisorCallback(supervisor)]
+    without = idle_helpers(
+        trainer, one_machine=cluster.is_one_machine(), small=cluster.is_small_local()
+    )
+    run_config.callbacks = [*callbacks, SupervisorCallback(supervisor, without)]
     # Ray's workers get an environment of their own in any case; this one starts them faster.
     env = dict(run_config.worker_runtime_env or {})
-    env["env_vars"] = {**faster_imports(), **env.get("env_vars", {})}
+    env["env_vars"] = {**cluster.faster_imports(), **env.get("env_vars", {})}
     run_config.worker_runtime_env = env
     trainer.run_config = run_config
     return trainer

@@ -10,6 +10,7 @@ from typing import Any
 from raynb.engine.warm.left import left_text
 from raynb.results.mount import in_notebook, mount
 from raynb.results.static import place
+from raynb.results.text import plural
 from raynb.telemetry.units import human_bytes, human_seconds
 
 #: What a button does.
@@ -79,21 +80,20 @@ def headline(found: dict[str, Any] | None) -> str:
     """The group in one line."""
     if found is None:
         return "No warm workers are up. Start them: %raynb workers up -n 2"
-    n = len(found["ranks"])
-    parts = [f"Warm workers: {n} rank{'s' if n != 1 else ''}, {found['phase']}"]
+    parts = [f"Warm workers: {plural(len(found['ranks']), 'rank')}, {found['phase']}"]
     if found["job"]:
         parts.append(f"run {found['job']}")
     if found["idle"] is not None:
         left = max(0.0, found["idle_timeout"] - found["idle"])
         parts.append(f"idle for {human_seconds(found['idle'])}, ends in {human_seconds(left)}")
-    parts.append(f"{found['jobs']} run{'s' if found['jobs'] != 1 else ''} so far")
+    parts.append(f"{plural(found['jobs'], 'run')} so far")
     if found["restarts"]:
-        parts.append(f"started anew {found['restarts']} times")
+        parts.append(f"started anew {plural(found['restarts'], 'time')}")
     return " · ".join(parts)
 
 
 def rows(found: dict[str, Any] | None) -> list[tuple[str, ...]]:
-    """One row a rank: rank, node, process, memory, and what the last run left."""
+    """One row a rank: rank, node, process, device, memory, and what the last run left."""
     if found is None:
         return []
     return [
@@ -101,6 +101,7 @@ def rows(found: dict[str, Any] | None) -> list[tuple[str, ...]]:
             f"rank {row['rank']}",
             str(row["node"]),
             f"pid {row['pid']}",
+            str(row.get("device") or "n/a"),
             human_bytes(row.get("memory")),
             left_text(row.get("left")),
         )

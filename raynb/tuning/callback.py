@@ -112,13 +112,18 @@ class SearchCallback(Callback):
         self._seen = 0
         self._looked = 0.0
         self._scheduler = "the scheduler"
+        self._most: tuple[str, float] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_seen": 0, "_looked": 0.0, "_scheduler": self._scheduler}
+        return {**vars(self), "_seen": 0, "_looked": 0.0}
 
-    def named(self, scheduler: str) -> SearchCallback:
-        """Call the scheduler so where it ended a trial."""
-        self._scheduler = scheduler
+    def named(self, scheduler: str, most: tuple[str, float] | None = None) -> SearchCallback:
+        """Call the scheduler so where it ended a trial.
+
+        ``most`` names what it counts and how much of it a trial may have: one that comes so far is
+        not pruned.
+        """
+        self._scheduler, self._most = scheduler, most
         return self
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
@@ -184,6 +189,11 @@ class SearchCallback(Callback):
         ]
         if met:
             return {"reason": f"reached {met[0]}", "reason_kind": "criterion"}
+        if self._most is not None:
+            name, most = self._most
+            if isinstance(flat.get(name), (int, float)) and flat[name] >= most:
+                reason = f"reached {name} {most:g}, the most that {self._scheduler} gives a trial"
+                return {"reason": reason, "reason_kind": "criterion"}
         return {
             "reason": f"pruned by {self._scheduler} at iteration {step}",
             "reason_kind": "pruned",

@@ -54,6 +54,7 @@ class TunerMaker:
     def __call__(self) -> Any:
         from ray import tune
 
+        from raynb._ray.tune import most_of_a_trial
         from raynb.tuning.callback import SearchCallback, SearchStopper
 
         spec = self.spec
@@ -76,7 +77,9 @@ class TunerMaker:
                 "checkpoint_score_attribute": spec.metric,
                 "checkpoint_score_order": spec.mode,
             }
-        callback = SearchCallback().named(scheduler_title(spec.scheduler))
+        scheduler = make_scheduler(spec)
+        title = scheduler_title(spec.scheduler)
+        callback = SearchCallback().named(title, most_of_a_trial(scheduler))
         return tune.Tuner(
             trainable,
             param_space=spec.param_space,
@@ -84,7 +87,7 @@ class TunerMaker:
                 metric=spec.metric,
                 mode=spec.mode,
                 num_samples=spec.num_samples or 1,
-                scheduler=make_scheduler(spec),
+                scheduler=scheduler,
                 search_alg=make_search(spec),
                 max_concurrent_trials=None if spec.search in OWN_LIMIT else spec.max_concurrent,
                 time_budget_s=spec.time_budget_s,
@@ -200,14 +203,14 @@ class GivenTuner:
     def __call__(self) -> Any:
         from ray import tune
 
-        from raynb._ray.tune import restored, run_config_of
+        from raynb._ray.tune import most_of_a_trial, restored, run_config_of
         from raynb.tuning.callback import SearchCallback
 
         parts = self.parts
         trainable = with_telemetry(parts["trainable"], self.link)
         tune_config = parts["tune_config"]
         name = type(tune_config.scheduler).__name__ if tune_config.scheduler else "the scheduler"
-        watched = SearchCallback().named(name)
+        watched = SearchCallback().named(name, most_of_a_trial(tune_config.scheduler))
         run_config = copy.copy(parts["run_config"])
         # The panel shows what Tune would print into the supervisor's output.
         run_config.verbose = 0

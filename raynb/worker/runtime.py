@@ -146,7 +146,7 @@ class Runtime:
         context = ray.train.get_context()
         self.rank: int = context.get_world_rank()
         # Asked before the thread starts: threads see no Ray Train context of their own.
-        gpu, shared = (None, False) if self.link.local else _assigned_gpu()
+        gpu, shared = (None, False) if self.link.local else assigned_gpu()
         attempt, transport = self._connect(context)
         self.channel = Channel(transport, self.rank, attempt, context.get_world_size())
         self._pump = self._take_stdio(attempt)
@@ -359,7 +359,7 @@ def _plain(metrics: Mapping[Any, Any]) -> dict[Any, Any]:
     }
 
 
-def _assigned_gpu() -> tuple[str | None, bool]:
+def assigned_gpu() -> tuple[str | None, bool]:
     """This rank's entry of ``CUDA_VISIBLE_DEVICES`` and whether it has but a part of that GPU.
 
     None and False for a worker without a GPU.

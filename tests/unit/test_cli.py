@@ -469,3 +469,19 @@ def test_the_real_checks_run_here(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [r for r in rows if r.section == "doctor"] == []
     names = {r.name for r in rows}
     assert {"python", "ray", "ipykernel", "CPU", "memory", "Ray cluster", "run storage"} <= names
+
+
+def test_digits_are_scikit_learns_without_importing_it() -> None:
+    code = (
+        "import sys\nfrom raynb.demo import Digits\n"
+        "parts = [Digits(train=True), Digits(train=False)]\n"
+        "assert 'sklearn' not in sys.modules\n"
+        "import numpy as np, torch\nfrom sklearn.datasets import load_digits\n"
+        "images, labels = (torch.cat([p.tensors[k] for p in parts]) for k in (0, 1))\n"
+        "there = load_digits()\n"
+        "assert [len(p) for p in parts] == [1500, 297]\n"
+        "assert images.shape == (1797, 1, 8, 8) and float(images.max()) == 1.0\n"
+        "assert np.array_equal(images[:, 0].numpy() * 16, there.images.astype('float32'))\n"
+        "assert np.array_equal(labels.numpy(), there.target)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -13,6 +13,7 @@ ROOT = Path(raynb.__file__).parent
 LAYERS = {
     "_version": 0,
     "errors": 0,
+    "cgroups": 0,
     "troubleshooting": 1,
     "_ray": 1,
     "telemetry": 2,

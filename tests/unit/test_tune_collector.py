@@ -70,11 +70,11 @@ def told(search: SearchCollector, number: int) -> tuple[str, str, str]:
 
 
 def test_how_trials_end(search: SearchCollector) -> None:
-    callback = SearchCallback().named("ASHA")
-    trials = [Trial(k) for k in range(6)]
+    callback = SearchCallback().named("ASHA", ("training_iteration", 9))
+    trials = [Trial(k) for k in range(7)]
     callback.on_step_begin(0, trials)
     search.set_state("starting_workers")
-    assert [r["state"] for r in search.trials()] == ["pending"] * 6
+    assert [r["state"] for r in search.trials()] == ["pending"] * 7
     for trial in trials:
         trial.status = "RUNNING"
         callback.on_trial_start(0, trials, trial)
@@ -103,6 +103,9 @@ def test_how_trials_end(search: SearchCollector) -> None:
     search.ingest(Batch(lane, 0, 1, failure={**failure, "at": 1.0}))
     callback.on_trial_error(1, trials, trials[4])
     assert search.trials()[4]["state"] == "failed"
+    # 6 comes as far as ASHA lets a trial come.
+    callback.on_trial_result(1, trials, trials[6], result(9, 0.3, done=True))
+    callback.on_trial_complete(1, trials, trials[6])
     # 5 is ended by Tune without a word.
     search.end_open_trials("the time budget of 9 s is used up", "budget")
 
@@ -113,12 +116,14 @@ def test_how_trials_end(search: SearchCollector) -> None:
     assert told(search, 4) == ("failed", "error", "ValueError: bad")
     assert row(search, 4)["error"]["rank"] == 1
     assert told(search, 5) == ("stopped", "budget", "the time budget of 9 s is used up")
+    most = "reached training_iteration 9, the most that ASHA gives a trial"
+    assert told(search, 6) == ("finished", "criterion", most)
     search.set_state("finished")
     search.write_record()
     record = read_record(*search.storage)
     assert record is not None and record["kind"] == "tune" and record["state"] == "finished"
     assert record["best_trial"]["id"] == "t2" and record["best_seen"]["value"] == 0.95
-    assert record["counts"] == {"pending": 0, "running": 0, "paused": 0, "finished": 2,
+    assert record["counts"] == {"pending": 0, "running": 0, "paused": 0, "finished": 3,
                                 "pruned": 2, "stopped": 1, "failed": 1}  # fmt: skip
     assert record["trials"][2]["details"]["last_result"]["acc"] == 0.95
 

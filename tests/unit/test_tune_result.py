@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -170,6 +171,33 @@ def test_plots(kind: str) -> None:
         grid.plot(kind, metric="loss")
     with pytest.raises(OptionError, match="kind must be"):
         grid.plot("pie")
+
+
+def test_parallel_coordinates_are_of_trials_with_a_value() -> None:
+    ax = result().plot("parallel")
+    assert sum(len(line.get_xdata()) == 3 for line in ax.lines) == 3  # the fourth never reported
+
+
+def test_iterations_are_whole_numbers() -> None:
+    ax = result().plot("curves")
+    ax.figure.canvas.draw()
+    low, high = ax.get_xlim()
+    ticks = [t for t in ax.get_xticks() if low <= t <= high]
+    assert ticks and all(t == int(t) for t in ticks)
+
+
+@pytest.mark.parametrize("span", [(1e-6, 1.0), (1e-4, 1e-2), (1e-4, 1.1e-3), (0.02, 0.05), (3, 7)])
+def test_labels_of_a_log_axis_have_room(span: tuple[float, float]) -> None:
+    grid = result()
+    for row, share in zip(grid.record["trials"], (0.0, 0.4, 0.7, 1.0), strict=True):
+        row["config"]["lr"] = span[0] * (span[1] / span[0]) ** share
+    ax = grid.plot("scatter", param="lr")
+    ax.figure.canvas.draw()
+    shown = [t.get_window_extent() for t in ax.get_xticklabels(which="both") if t.get_text()]
+    inside = [b for b in shown if ax.bbox.x0 - 1 <= (b.x0 + b.x1) / 2 <= ax.bbox.x1 + 1]
+    assert len(inside) >= 2
+    boxes = sorted((b.x0, b.x1) for b in inside)
+    assert all(left[1] < right[0] for left, right in itertools.pairwise(boxes))
 
 
 def test_open_makes_it_again(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from ray import tune
 
+from raynb._ray.tune import most_of_a_trial
 from raynb.errors import OptionError, StorageError
 from raynb.tuning.algorithms import make_scheduler, make_search
 from raynb.tuning.space import describe, flat_config, grid_size, leaves
@@ -109,6 +110,20 @@ def test_missing_packages_are_named(
 def test_schedulers_are_rays(tmp_path: Path, scheduler: str) -> None:
     made = make_scheduler(spec(tmp_path, scheduler=scheduler).check())
     assert type(made).__module__.startswith("ray.tune.schedulers")
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "args", "most"),
+    [("asha", {"max_t": 7}, ("training_iteration", 7.0)),
+     ("hyperband", {"max_t": 9}, ("training_iteration", 9.0)),
+     ("asha", {"max_t": 60, "time_attr": "time_total_s"}, ("time_total_s", 60.0)),
+     ("median", {}, None), ("pbt", {}, None), ("none", {}, None)],
+)  # fmt: skip
+def test_how_far_a_scheduler_lets_trials_come(
+    tmp_path: Path, scheduler: str, args: dict[str, Any], most: tuple[str, float] | None
+) -> None:
+    made = make_scheduler(spec(tmp_path, scheduler=scheduler, scheduler_args=args).check())
+    assert most_of_a_trial(made) == most
 
 
 def test_scheduler_options_arrive(tmp_path: Path) -> None:

@@ -238,7 +238,14 @@ def test_the_workers_view() -> None:
         "restarts": 0,
         "job": None,
         "ranks": [
-            {"rank": 0, "node": "n<1>", "pid": 7, "memory": 2**30, "left": left},
+            {
+                "rank": 0,
+                "node": "n<1>",
+                "pid": 7,
+                "device": "GPU 3 (cuda:0)",
+                "memory": 2**30,
+                "left": left,
+            },
             {"rank": 1, "node": "n", "pid": 8, "memory": None, "left": None},
         ],
     }
@@ -246,4 +253,5 @@ def test_the_workers_view() -> None:
     assert "2 ranks, idle" in text and "2 runs so far" in text
     assert "1 thread (<mine>)" in text and "torch.relu" in text and "n/a" in text
     html = as_html(found)
+    assert "GPU 3 (cuda:0)" in text and "GPU 3 (cuda:0)" in html
     assert "n&lt;1&gt;" in html and "&lt;mine&gt;" in html and "<mine>" not in html

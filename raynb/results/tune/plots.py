@@ -46,6 +46,8 @@ def _style(row: Mapping[str, Any], best: bool) -> dict[str, Any]:
 
 
 def _curves(ax: Axes, result: TuneResult, metric: str) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     frame = result.results
     rows = {row.get("trial"): row for row in result.rows}
     best = result.best_index
@@ -60,6 +62,7 @@ def _curves(ax: Axes, result: TuneResult, metric: str) -> None:
             label=label, **style,
         )  # fmt: skip
     dress(ax, metric, "iteration")
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     states = [row.get("state") for row in result.rows]
     pruned = states.count("pruned")
     handles, _ = ax.get_legend_handles_labels()
@@ -86,7 +89,19 @@ def _scatter(ax: Axes, result: TuneResult, metric: str, param: str) -> None:
     if facts["choices"] is not None:
         ax.set_xticks(range(len(facts["choices"])), [_short(c) for c in facts["choices"]])
     elif facts["log"]:
-        ax.set_xscale("log")
+        _log_axis(ax)
+
+
+def _log_axis(ax: Axes) -> None:
+    """A logarithmic x axis with a few labels that have room; matplotlib writes every tenth."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    ax.set_xscale("log")
+    low, high = ax.get_xlim()
+    between = (1.0, 2.0, 5.0) if high < 30 * low else (1.0,)
+    ax.xaxis.set_major_locator(LogLocator(subs=between, numticks=6))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_value(value)))
+    ax.xaxis.set_minor_formatter(NullFormatter())
 
 
 def _parallel(ax: Axes, result: TuneResult, metric: str) -> None:
@@ -98,15 +113,14 @@ def _parallel(ax: Axes, result: TuneResult, metric: str) -> None:
     low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
     best = result.best_index
     for i, row in enumerate(result.rows):
+        value = values[i]
+        if value is None or not math.isfinite(value):
+            continue  # no end on the metric's axis
         ys: list[float] = []
         for param, fact, span in zip(params, facts, spans, strict=True):
             at = _place(fact, mapping(row.get("config")).get(param))
             ys.append(math.nan if at is None else _scaled(at, span, fact["log"]))
-        value = values[i]
-        ys.append(
-            math.nan if value is None or not math.isfinite(value)
-            else _scaled(value, (low, high), False)
-        )  # fmt: skip
+        ys.append(_scaled(value, (low, high), False))
         ax.plot(range(len(ys)), ys, **_style(row, i == best))
     dress(ax, f"best {metric} by parameters")
     ax.grid(False)

@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from raynb.telemetry.cgroups import cgroup_cpus
+from raynb.cgroups import cgroup_cpus
 from raynb.telemetry.samplers.node import NodeRates
 from raynb.telemetry.samplers.processes import Family
 

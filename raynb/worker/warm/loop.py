@@ -13,7 +13,7 @@ import psutil
 from ray import cloudpickle
 
 from raynb.worker.program import CellProgram
-from raynb.worker.runtime import Link, Runtime
+from raynb.worker.runtime import Link, Runtime, assigned_gpu
 from raynb.worker.warm.baseline import Baseline, Left
 from raynb.worker.warm.interrupts import Interrupts
 from raynb.worker.warm.peers import Peers
@@ -199,7 +199,7 @@ class WarmWorker:
 
     def _state(self, left: Left | None) -> dict[str, Any]:
         memory = psutil.Process().memory_info().rss
-        return {"memory": memory, "left": None if left is None else vars(left)}
+        return {"device": _device(), "memory": memory, "left": None if left is None else vars(left)}
 
     # -- the thread that hears orders ------------------------------------------------------------
 
@@ -337,6 +337,15 @@ class _JobRuntime(Runtime):
             self.channel.put("status", "stopped")
         else:
             super()._tell_end(error)
+
+
+def _device() -> str:
+    """What the rank trains on, as ``cpu``, or as ``GPU 3 (cuda:0)`` where others are hidden."""
+    import ray.train.torch
+
+    device = ray.train.torch.get_device()
+    gpu, _ = assigned_gpu()
+    return str(device) if gpu is None else f"GPU {gpu} ({device})"
 
 
 def _import_what_jobs_need() -> None:
