@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from raynb._version import __version__
+from raynb.engine.alive import refuse_running
 from raynb.engine.capture import Capture
 from raynb.engine.collector import RunFacts
 from raynb.engine.hints.previous import function_key, previous, remember
@@ -20,7 +21,7 @@ from raynb.engine.preflight import (
     choose_gpu,
 )
 from raynb.engine.spec import RAYNB_DIR, RunSpec, absolute_storage, check_storage, filesystem_of
-from raynb.errors import OptionError, ResourceError
+from raynb.errors import OptionError
 from raynb.panel.views import close_view, open_view
 from raynb.worker.program import CellProgram, load_values, run_program
 from raynb.worker.runtime import Link
@@ -387,6 +388,7 @@ def _start_local(run: Any, spec: RunSpec, make: MakeTrainer, *, show: bool, echo
     from raynb.engine.local import LocalCollector, fit_here
     from raynb.engine.run import LocalBackend
 
+    refuse_running(spec.run_path, spec.name)
     collector = LocalCollector(run.facts, spec.num_to_keep)
     backend = LocalBackend(collector)
     if show:
@@ -403,54 +405,15 @@ def _check_cluster(spec: RunSpec, *, stores: bool = True) -> str:
     import ray
 
     from raynb._ray import cluster
+    from raynb.engine.nodes import check_nodes
 
     nodes = [n["Resources"] for n in ray.nodes() if n["Alive"]]
     limits = cluster.autoscaling_limits()
     spec.use_gpu = choose_gpu(spec, limits or ray.cluster_resources())
-    if stores and len(nodes) > 1:
-        _check_shared_storage(spec)
+    if len(nodes) > 1:
+        check_nodes(spec, stores=stores)
     check_accelerator(spec, nodes, limits)
     return check_resources(spec, nodes, ray.available_resources(), limits)
-
-
-def _check_shared_storage(spec: RunSpec) -> None:
-    """Refuse a local path that other nodes can't see, before training instead of at its end."""
-    import uuid
-
-    import pyarrow.fs as pafs
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    filesystem, root = filesystem_of(spec.storage_path)
-    if not isinstance(filesystem, pafs.LocalFileSystem):
-        return
-    marker = f"{root}/.raynb-shared-{uuid.uuid4().hex}"
-    with open(marker, "w"):
-        pass
-    try:
-        sees = ray.remote(num_cpus=0)(os.path.exists)
-        here = ray.get_runtime_context().get_node_id()
-        others = [n for n in ray.nodes() if n["Alive"] and n["NodeID"] != here]
-        seen = ray.get(
-            [
-                sees.options(
-                    scheduling_strategy=NodeAffinitySchedulingStrategy(n["NodeID"], soft=False)
-                ).remote(marker)
-                for n in others
-            ],
-            timeout=60,
-        )
-    finally:
-        os.unlink(marker)
-    blind = [n["NodeManagerAddress"] for n, ok in zip(others, seen, strict=True) if not ok]
-    if blind:
-        raise ResourceError(
-            f"the storage path {spec.storage_path} is local to this node; "
-            f"{', '.join(blind)} can't see it",
-            hint="use a path on shared storage (NFS) or a URI such as s3://bucket/path with "
-            "--storage-path",
-            topic="shared-storage",
-        )
 
 
 def _link(spec: RunSpec, supervisor: Any) -> Link:

@@ -209,6 +209,8 @@ def start_job(
         Or why it can't be theirs.
     """
     from raynb import api
+    from raynb.engine.alive import refuse_running
+    from raynb.engine.nodes import check_nodes
     from raynb.engine.run import find_supervisor, make_way
     from raynb.engine.warm import group as groups
     from raynb.panel.views import close_view, open_view
@@ -219,11 +221,12 @@ def start_job(
     import ray
 
     make_way(spec.name, find_supervisor)
+    refuse_running(spec.run_path, spec.name)
     if spec.datasets:
         api._check_cluster(spec)
     elif spec.storage_path not in group.seen_by_all:
         if len([n for n in ray.nodes() if n["Alive"]]) > 1:
-            api._check_shared_storage(spec)
+            check_nodes(spec)
         group.seen_by_all.add(spec.storage_path)
     group.fill(spec, {"num_workers"})
     plan = _plan(spec, code)

@@ -6,6 +6,8 @@ import contextlib
 import logging
 import os
 import socket
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -63,6 +65,7 @@ def _loopback() -> Iterator[None]:
         ray_constants.ENABLE_RAY_CLUSTER = saved
 
 
+_leaving = threading.Lock()
 _QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
 
 
@@ -86,7 +89,7 @@ def connect() -> bool:
     CompatibilityError
         When the cluster runs other versions of Ray or Python.
     """
-    if ray.is_initialized():
+    if ray.is_initialized() and not leave_if_gone():
         return True
     given = os.environ.get("RAY_ADDRESS", "")
     if given == "local":
@@ -155,6 +158,27 @@ def answers(address: str) -> bool:
             return True
     except (OSError, ValueError):
         return False
+
+
+def leave_if_gone() -> str | None:
+    """Disconnect from a cluster whose head is gone; gives its address then.
+
+    Ray waits a minute for the head to come back, and may then end the process, a kernel too.
+    """
+    with _leaving:
+        if not ray.is_initialized():
+            return None
+        try:
+            address: str = ray.get_runtime_context().gcs_address
+        except Exception:  # a connection of another kind
+            return None
+        # Asked twice: a head that is only busy must not lose this kernel.
+        for pause in (0.0, 1.0):
+            time.sleep(pause)
+            if answers(address):
+                return None
+        ray.shutdown()
+        return address
 
 
 def faster_imports() -> dict[str, str]:

@@ -6,7 +6,6 @@ import ast
 import builtins
 import contextlib
 import difflib
-import dis
 import inspect
 import io
 import linecache
@@ -32,10 +31,10 @@ from typing import Any
 
 from ray import cloudpickle
 
+from raynb.engine.names import WORKER_NAMES, Names, bound_name, find_names
 from raynb.errors import CaptureError
 from raynb.telemetry.units import human_bytes
 from raynb.worker.program import (
-    BODY_NAME,
     CellProgram,
     CellSource,
     compile_cell,
@@ -44,9 +43,8 @@ from raynb.worker.program import (
 
 DEFAULT_LIMIT = 50 * 2**20
 _LARGE_NOTE = "load it inside the cell or through Ray Data for less memory and a faster start"
-# What the kernel alone has, and what each worker has of its own.
+# What the kernel alone has.
 _KERNEL_NAMES = frozenset({"get_ipython", "In", "Out"})
-_WORKER_NAMES = frozenset({"config", "exit", "quit"})
 _MISSING = object()
 
 
@@ -169,7 +167,7 @@ def capture_cell(
     elif not tree.body:
         raise CaptureError("empty cell: there is nothing to train", hint="write the train code")
 
-    names = _find_names(tree, code)
+    names = find_names(tree, code)
     if from_notebook:
         names.required.setdefault(func_name, max(first_line - 1, 1))
     found = _look_up(names, namespace)
@@ -304,7 +302,7 @@ def _find_definition(tree: ast.Module, func_name: str) -> ast.stmt | None:
                 if any(isinstance(t, ast.Name) and t.id == func_name for t in targets):
                     return node
             case ast.Import() | ast.ImportFrom():
-                if any(_bound_name(alias) == func_name for alias in node.names):
+                if any(bound_name(alias) == func_name for alias in node.names):
                     return node
     return None
 
@@ -361,264 +359,7 @@ def _check_notebook_function(func_name: str, namespace: Mapping[str, Any], line:
     return _check_signature(f"{func_name}{signature}", signature, line)
 
 
-# --- the cell's names -----------------------------------------------------------------------
-
-_READS = frozenset({"LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"})
-_BINDS = frozenset({"STORE_NAME", "STORE_GLOBAL"})
-_DELETES = frozenset({"DELETE_NAME", "DELETE_GLOBAL"})
-
-
-@dataclass
-class _Names:
-    """Names that the cell takes from outside, each with the line of its first use."""
-
-    required: dict[str, int]
-    optional: dict[str, int]
-    bound: set[str]
-    star_import: bool
-
-
-def _find_names(tree: ast.Module, code: CodeType) -> _Names:
-    """Sort the names that the cell reads from outside into required and optional ones.
-
-    Which names are global, and on which lines, is read from the compiled code, so that it is
-    Python's own answer. The order of reading and binding comes from the syntax tree.
-    """
-    reads: dict[str, list[int]] = {}
-    read_in_functions: set[str] = set()
-    deleted: dict[str, int] = {}
-    bound: set[str] = set()
-    bound_in_functions: set[str] = set()
-    for opname, name, line, nested in _global_accesses(code):
-        if opname in _READS:
-            reads.setdefault(name, []).append(line)
-            if nested:
-                read_in_functions.add(name)
-        elif opname.startswith("STORE"):
-            bound.add(name)
-            if nested:
-                bound_in_functions.add(name)
-        else:
-            deleted.setdefault(name, line)
-    flow = _Flow(bound_in_functions)
-    flow.visit(tree)
-    guarded = _guarded_lines(tree)
-    required: dict[str, int] = {}
-    optional: dict[str, int] = {}
-    for name, lines in reads.items():
-        if name in _WORKER_NAMES or (name.startswith("__") and name.endswith("__")):
-            continue
-        if name not in bound:
-            surely = not guarded.issuperset(lines)
-        elif name in flow.surely_early:
-            surely = True
-        elif name in flow.possibly_early | (read_in_functions - flow.bound):
-            surely = False
-        else:
-            continue
-        (required if surely else optional)[name] = min(lines)
-    for name in deleted.keys() - bound - required.keys():
-        optional[name] = min(deleted[name], optional.get(name, deleted[name]))
-    star = any(isinstance(n, ast.alias) and n.name == "*" for n in ast.walk(tree))
-    return _Names(required, optional, bound, star)
-
-
-def _global_accesses(code: CodeType) -> Iterator[tuple[str, str, int, bool]]:
-    """Yield each access to a global name: operation, name, line, and whether it is nested."""
-    top_level = code.co_name == BODY_NAME
-    class_body = not top_level and not code.co_flags & inspect.CO_OPTIMIZED
-    own: set[str] = set()
-    for instruction in dis.get_instructions(code):
-        opname, name = instruction.opname, instruction.argval
-        if class_body and opname in ("STORE_NAME", "DELETE_NAME"):
-            own.add(name)
-        elif opname in _READS | _BINDS | _DELETES and name not in own:
-            line = instruction.positions.lineno if instruction.positions else None
-            yield opname, name, line or 1, not top_level
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _global_accesses(constant)
-
-
-def _bound_name(node: ast.AST) -> str | None:
-    match node:
-        case ast.Name(id=name, ctx=ast.Store()):
-            return name
-        case ast.alias(name=name, asname=asname):
-            return asname or name.partition(".")[0]
-        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-            return name
-        case ast.MatchAs(name=name) | ast.MatchStar(name=name) | ast.MatchMapping(rest=name):
-            return name
-    return None
-
-
-def _catches_name_error(node: ast.AST) -> bool:
-    return isinstance(node, ast.Try) and any(
-        isinstance(child, ast.Name) and child.id == "NameError"
-        for handler in node.handlers
-        if handler.type
-        for child in ast.walk(handler.type)
-    )
-
-
-def _guarded_lines(tree: ast.Module) -> set[int]:
-    """Collect the lines on which an undefined name is caught by the cell itself."""
-    return {
-        line
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Try) and _catches_name_error(node)
-        for statement in node.body
-        for line in range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
-    }
-
-
-class _Flow(ast.NodeVisitor):
-    """Follows the cell's top level to tell which names it reads before it binds them.
-
-    Loops, ``with`` and ``try`` bodies count as executed, branches of ``if`` and ``match`` don't.
-    Functions' bodies aren't followed, since they run later.
-
-    Attributes
-    ----------
-    bound : set of str
-        Names that are bound on every path so far.
-    surely_early : set of str
-        Names read where nothing before can have bound them.
-    possibly_early : set of str
-        Names read where something before binds them on some paths only.
-    """
-
-    def __init__(self, maybe: set[str]) -> None:
-        self.bound: set[str] = set()
-        self.surely_early: set[str] = set()
-        self.possibly_early: set[str] = set()
-        self._maybe = set(maybe)
-        self._guards = 0
-
-    def visit(self, node: ast.AST) -> None:
-        super().visit(node)
-        name = _bound_name(node)
-        if name is not None:
-            self._bind(name)
-
-    def _bind(self, name: str) -> None:
-        self.bound.add(name)
-        self._maybe.add(name)
-
-    def _read(self, name: str) -> None:
-        if name not in self.bound:
-            early = self._guards or name in self._maybe
-            (self.possibly_early if early else self.surely_early).add(name)
-
-    def _visit_all(self, *nodes: ast.AST | Sequence[ast.AST | None] | None) -> None:
-        for node in nodes:
-            if isinstance(node, ast.AST):
-                self.visit(node)
-            elif node is not None:
-                self._visit_all(*node)
-
-    def _visit_branches(self, branches: list[list[ast.AST]]) -> None:
-        start, ends = self.bound, []
-        for branch in branches:
-            self.bound = set(start)
-            self._visit_all(branch)
-            if not branch or not isinstance(
-                branch[-1], ast.Return | ast.Raise | ast.Continue | ast.Break
-            ):
-                ends.append(self.bound)
-        self.bound = set.intersection(*ends) if ends else start
-
-    def visit_Name(self, node: ast.Name) -> None:
-        if isinstance(node.ctx, ast.Load):
-            self._read(node.id)
-        elif isinstance(node.ctx, ast.Del):
-            self.bound.discard(node.id)
-
-    def visit_Assign(self, node: ast.Assign) -> None:
-        self._visit_all(node.value, node.targets)
-
-    def visit_AugAssign(self, node: ast.AugAssign) -> None:
-        if isinstance(node.target, ast.Name):
-            self._read(node.target.id)
-        self._visit_all(node.value, node.target)
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
-        if node.value is not None:
-            self._visit_all(node.value, node.target)
-
-    def visit_NamedExpr(self, node: ast.NamedExpr) -> None:
-        self._visit_all(node.value, node.target)
-
-    def visit_If(self, node: ast.If) -> None:
-        self.visit(node.test)
-        self._visit_branches([[*node.body], [*node.orelse]])
-
-    def visit_Match(self, node: ast.Match) -> None:
-        self.visit(node.subject)
-        branches: list[list[ast.AST]] = [
-            [case.pattern, *([case.guard] if case.guard else []), *case.body] for case in node.cases
-        ]
-        last = node.cases[-1]
-        if last.guard or not isinstance(last.pattern, ast.MatchAs) or last.pattern.pattern:
-            branches.append([])
-        self._visit_branches(branches)
-
-    def _visit_loop(self, node: ast.For | ast.AsyncFor | ast.While) -> None:
-        # A name that the loop binds further down may be bound from the second round on.
-        self._maybe.update(filter(None, map(_bound_name, ast.walk(node))))
-        if isinstance(node, ast.While):
-            self.visit(node.test)
-        else:
-            self._visit_all(node.iter, node.target)
-        self._visit_all(node.body, node.orelse)
-
-    visit_For = visit_AsyncFor = visit_While = _visit_loop
-
-    def _visit_try(self, node: ast.Try | ast.TryStar) -> None:
-        start = set(self.bound)
-        guards = _catches_name_error(node)
-        self._guards += guards
-        self._visit_all(node.body)
-        self._guards -= guards
-        self._visit_all(node.orelse)
-        end = self.bound
-        for handler in node.handlers:
-            self.bound = start | ({handler.name} if handler.name else set())
-            self._visit_all(handler.type, handler.body)
-        self.bound = end
-        self._visit_all(node.finalbody)
-
-    visit_Try = visit_TryStar = _visit_try
-
-    def _visit_function(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> None:
-        self._visit_all(getattr(node, "decorator_list", []))
-        self._visit_all(node.args.defaults, node.args.kw_defaults)
-
-    visit_FunctionDef = visit_AsyncFunctionDef = visit_Lambda = _visit_function
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        self._visit_all(node.decorator_list, node.bases, node.keywords)
-        outer = set(self.bound)
-        self._visit_all(node.body)
-        self.bound = outer
-
-    def _visit_comprehension(
-        self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp
-    ) -> None:
-        outer = set(self.bound)
-        targets: set[str | None] = set()
-        for generator in node.generators:
-            self._visit_all(generator.iter, generator.target, generator.ifs)
-            targets.update(map(_bound_name, ast.walk(generator.target)))
-        parts = (node.key, node.value) if isinstance(node, ast.DictComp) else (node.elt,)
-        self._visit_all(*parts)
-        self.bound -= targets - outer
-
-    visit_ListComp = visit_SetComp = visit_GeneratorExp = visit_DictComp = _visit_comprehension
-
-
-def _look_up(names: _Names, namespace: Mapping[str, Any]) -> dict[str, Any]:
+def _look_up(names: Names, namespace: Mapping[str, Any]) -> dict[str, Any]:
     """Find the values; names of Python itself are left out unless the notebook rebinds them."""
     kernel_only = sorted(_KERNEL_NAMES & names.required.keys(), key=names.required.__getitem__)
     if kernel_only:
@@ -734,7 +475,7 @@ class _Cargo:
         """
         for name, value in self._definitions.items():
             shadows = hasattr(builtins, name) and namespace.get(name) is not value
-            if name not in _WORKER_NAMES and not shadows and name not in self.large:
+            if name not in WORKER_NAMES and not shadows and name not in self.large:
                 self.small.setdefault(name, value)
 
     def _note(self, value: object, large: bool) -> str:

@@ -12,10 +12,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from raynb.engine.alive import Pulse
 from raynb.engine.hints.health import Health
 from raynb.engine.spec import RAYNB_DIR, filesystem_of, read_record, without_secrets, write_record
+from raynb.telemetry import clock
 from raynb.telemetry.digest import Cursor, Digest
 from raynb.telemetry.events import Batch
+from raynb.telemetry.gate import MAX_RANKS, Cut, Gate, checked_hello
 from raynb.telemetry.history import HistoryWriter
 from raynb.telemetry.loglines import read_log
 from raynb.telemetry.update import Update
@@ -64,12 +67,18 @@ class Collector:
         self._digest = self._new_digest()
         before = read_record(self._filesystem, self._dir) or {}
         # A run that goes on in its old directory keeps its attempts apart from the earlier ones.
-        self._first_attempt = int(before.get("attempts", 0))
+        attempts = before.get("attempts")
+        self._first_attempt = attempts if type(attempts) is int and 0 <= attempts < 2**31 else 0
         self._attempt = self._first_attempt - 1
+        self._gate = Gate(facts.name)
+        self._told_cut: set[str] = set()
+        #: The largest group so far; 0 before the first.
+        self._ranks = 0
         self._health = Health(facts.summary.get("previous"))
         self._broken: set[str] = set()
         self.history = HistoryWriter(self._filesystem, f"{self._dir}/{RAYNB_DIR}/history")
         self.failures: list[dict[str, Any]] = []
+        self._pulse = Pulse(self._filesystem, self._dir)
         self._closed = threading.Event()
         self._record_lock = threading.Lock()
         self.write_record()
@@ -81,7 +90,7 @@ class Collector:
     def _new_digest(self) -> Digest:
         facts = self.facts
         storage = without_secrets(facts.run_path)
-        return Digest(facts.name, facts.best, storage=storage, started=time.time())
+        return Digest(facts.name, facts.best, storage=storage, started=clock.now())
 
     # -- facts come in ---------------------------------------------------------------------------
 
@@ -104,7 +113,7 @@ class Collector:
             if self.state in TERMINAL:
                 return
             if state in TERMINAL:
-                more.setdefault("ended", time.time())
+                more.setdefault("ended", clock.now())
                 more["stoppable"] = False
                 for rank, row in self._digest.workers.items():
                     if row["status"] not in ("finished", "failed"):
@@ -130,6 +139,7 @@ class Collector:
         """A worker group is about to start: a new attempt."""
         with self._news:
             self._attempt += 1
+            self._ranks = max(self._ranks, num_workers)
             for rank in self._digest.workers:
                 self._digest.set_worker(rank, status="stopped")
             for rank in range(num_workers):
@@ -145,7 +155,9 @@ class Collector:
 
     def hello(self, who: Mapping[str, Any]) -> int:
         """A rank is there; tells it which attempt it belongs to."""
+        who = checked_hello(who, self.facts.name)
         with self._news:
+            self._ranks = max(self._ranks, who["world_size"])
             if self._attempt < self._first_attempt:
                 self._attempt = self._first_attempt
             self._digest.set_run(world_size=who["world_size"])
@@ -160,14 +172,42 @@ class Collector:
             self._news.notify_all()
             return self._attempt
 
-    def ingest(self, batch: Batch) -> None:
+    def let_in(self, message: Any) -> Batch | None:
+        """A worker's message without what it may not hold; what is cut off is counted and told."""
+        with self._news:
+            batch, cut = self._gate.check(message, *self._bounds())
+            self._tell_cut(batch, cut)
+        return batch
+
+    def _bounds(self) -> tuple[int, range]:
+        """What the ranks are smaller than, and the attempts that there were."""
+        first = self._first_attempt
+        return self._ranks or MAX_RANKS, range(first, max(first, self._attempt) + 1)
+
+    def _tell_cut(self, batch: Batch | None, cut: Cut) -> None:
+        """Count what was cut off, and tell each kind of it once; the caller holds the lock."""
+        if not cut:
+            return
+        dropped = self._digest.run["dropped"]
+        refused = dropped.get("refused", 0) + cut.total()
+        self._digest.set_run(dropped={**dropped, "refused": refused})
+        for what in cut.keys() - self._told_cut:
+            self._told_cut.add(what)
+            who = "a worker's" if batch is None else f"rank {batch.rank}'s"
+            self._digest.event(f"cut off from {who} messages, and counted: {what}", "warn")
+        self._news.notify_all()
+
+    def ingest(self, message: Any) -> None:
         """Take one worker's message."""
+        batch = self.let_in(message)
+        if batch is None:
+            return
         if batch.records is not None:
             self.history.add(batch.rank, batch.attempt, batch.records)
         with self._news:
             self._digest.apply(batch)
             if batch.failure is not None:
-                now = time.time()
+                now = clock.now()
                 failure = {
                     "at": now,
                     **batch.failure,
@@ -175,14 +215,19 @@ class Collector:
                     "attempt": batch.attempt,
                     "time": now,
                 }
-                # Of a run that fails again and again, the last attempts tell why.
-                kept = [f for f in self.failures if f["attempt"] >= batch.attempt - KEPT_ATTEMPTS]
-                self.failures = [*kept, failure]
-                self._digest.event(
-                    f"rank {batch.rank} raised {failure['type']}: {failure['message'][:200]}",
-                    "error",
-                )
+                self._keep_failure(failure)
             self._news.notify_all()
+
+    def _keep_failure(self, failure: dict[str, Any]) -> None:
+        who = (failure["rank"], failure["attempt"])
+        if who in ((f["rank"], f["attempt"]) for f in self.failures):
+            return  # a rank ends once
+        # Of a run that fails again and again, the last attempts tell why.
+        kept = [f for f in self.failures if f["attempt"] >= failure["attempt"] - KEPT_ATTEMPTS]
+        self.failures = [*kept, failure]
+        self._digest.event(
+            f"rank {failure['rank']} raised {failure['type']}: {failure['message'][:200]}", "error"
+        )
 
     # -- watchers look ---------------------------------------------------------------------------
 
@@ -257,7 +302,7 @@ class Collector:
         try:
             write_record(self._filesystem, self._dir, record)
         except Exception as error:
-            self.event(f"record.json can't be written: {error}", "error")
+            self.event(f"record.json can't be written: {without_secrets(str(error))}", "error")
 
     def _record(self) -> dict[str, Any]:
         """The content of ``record.json``; the caller holds the lock."""
@@ -306,10 +351,16 @@ class Collector:
                     self._look()
             if self.history.due():
                 self.history.flush()
+            if self.state not in TERMINAL and self._pulse.beat():
+                self.event(
+                    "another run of this name writes into the same directory: their histories mix",
+                    "error",
+                )
             if self.history.error != told:
                 told = self.history.error
+                why = without_secrets(told or "")
                 self.event(
-                    f"history can't be written ({told}); it is kept here and tried again"
+                    f"history can't be written ({why}); it is kept here and tried again"
                     if told
                     else "history is written again",
                     "error" if told else "info",
@@ -320,5 +371,7 @@ class Collector:
         self._closed.set()
         self.history.flush()
         if self.history.error:
-            self.event(f"history could not be written: {self.history.error}", "error")
+            why = without_secrets(self.history.error)
+            self.event(f"history could not be written: {why}", "error")
         self.write_record()
+        self._pulse.end()

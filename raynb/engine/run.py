@@ -7,12 +7,13 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import pandas as pd
 import pyarrow as pa
 
+from raynb.engine.alive import refuse_running
 from raynb.engine.collector import TERMINAL, Collector, RunFacts
 from raynb.engine.hints import failures
 from raynb.engine.spec import RAYNB_DIR, filesystem_of, read_record, without_secrets
@@ -31,6 +32,8 @@ TICK_S = 0.1
 MAX_LOG_BYTES = 20_000_000
 #: Seconds in which a supervisor says how it stands.
 ANSWER_S = 5.0
+#: Seconds for which the way to a supervisor may be cut before it counts as gone.
+UNREACHABLE_S = 30.0
 #: Seconds that stopping may take before the supervisor itself is killed.
 STOP_S = 15.0
 
@@ -63,6 +66,8 @@ class RemoteBackend:
         self._ray = ray
         self._run_path = run_path
         self.actor = actor
+        #: Rows that the run had when its history was asked for last.
+        self.rows = 0
 
     @classmethod
     def start(
@@ -75,10 +80,13 @@ class RemoteBackend:
         OptionError
             When a run of this name is going on.
         """
-        options = {"name": supervisor_name(facts.name), "namespace": NAMESPACE}
+        from raynb.engine.nodes import on_this_node
+
+        options = {"name": supervisor_name(facts.name), "namespace": NAMESPACE, **on_this_node()}
         # Detached: the run outlives this kernel wherever the cluster does.
         actor_class = actor_class.options(lifetime="detached", **options)
         make_way(facts.name)
+        refuse_running(facts.run_path, facts.name)
         try:
             return cls(actor_class.remote(facts, env), facts.run_path)
         except ValueError:  # another kernel was as fast
@@ -108,10 +116,10 @@ class RemoteBackend:
 
     def history(self) -> Any:
         if self._run_path is not None:
-            pending, upto, rows = self._ray.get(self.actor.unwritten.remote())
+            pending, upto, self.rows = self._ray.get(self.actor.unwritten.remote())
             with contextlib.suppress(Exception):
                 table = concat([read_history(*history_dir(self._run_path), upto), pending])
-                if len(table) >= rows:
+                if len(table) >= self.rows:
                     return table
         # This process can't read the run's storage.
         return self._ray.get(self.actor.history.remote())
@@ -290,7 +298,7 @@ class Run:
             "name": facts.name,
             "storage": without_secrets(facts.run_path),
             # Of a run that was started elsewhere, its supervisor tells.
-            "started": None if attached else time.time(),
+            "started": None if attached else self.mirror.clock.now(),
         }
         self.tell("preflight", "attaching" if attached else "")
 
@@ -448,7 +456,7 @@ class Run:
         self.tell(
             "stopped" if stopped else "failed",
             "" if stopped else str(error).splitlines()[0],
-            ended=time.time(),
+            ended=self.mirror.clock.now(),
             stoppable=False,
             error=shown,
         )
@@ -478,12 +486,20 @@ class Run:
     def _read(self, backend: Backend) -> None:
         import ray
 
-        watcher = uuid.uuid4().hex
+        watcher, heard = uuid.uuid4().hex, time.monotonic()
         try:
             while self.state not in TERMINAL:
                 began = time.monotonic()
                 try:
                     update = backend.poll(watcher, 1.0, self._pinned)
+                    heard = time.monotonic()
+                except ray.exceptions.ActorUnavailableError:
+                    # The way to it is cut, or it is dying: Ray says later which of the two.
+                    if time.monotonic() - heard > UNREACHABLE_S:
+                        raise
+                    watcher = uuid.uuid4().hex
+                    time.sleep(1.0)
+                    continue
                 except ray.exceptions.GetTimeoutError:
                     # Busy, not gone; but this answer's news is lost, so watch anew from the start.
                     watcher = uuid.uuid4().hex
@@ -491,7 +507,9 @@ class Run:
                 if update:
                     self._apply(update)
                 time.sleep(max(0.0, TICK_S - (time.monotonic() - began)))
-            self._finish(backend.outcome(), backend.history())
+            outcome, history = backend.outcome(), backend.history()
+            self._finish(outcome, history)
+            self._note_missing(len(history), getattr(backend, "rows", 0))
             backend.release(watcher)
         except BaseException as error:
             self._lost(error)
@@ -508,7 +526,7 @@ class Run:
                 f"history is without the {n:,} metrics with the fewest values: with them it would "
                 f"not fit into memory. {self.facts.run_path}/{RAYNB_DIR}/history has them all"
             )
-            event = {"t": time.time(), "level": "warn", "text": text}
+            event = {"t": self.mirror.clock.now(), "level": "warn", "text": text}
             self._apply(Update({"events": [event]}))
         record = read_record(filesystem, path) or {
             **self.facts.summary,
@@ -530,26 +548,52 @@ class Run:
 
     def _lost(self, error: BaseException) -> None:
         """The supervisor is gone: say so, and keep what it had written."""
+        from raynb._ray import cluster
+
         stopped = self._stop_asked.is_set()
-        lost = SupervisorDiedError(
-            f"the supervisor of run {self.name!r} is gone: {type(error).__name__}: {error}",
-            hint=f"what was written before is in {without_secrets(self.facts.run_path)}",
-        )
+        where = f"what was written before is in {without_secrets(self.facts.run_path)}"
+        if gone := cluster.leave_if_gone():
+            lost = SupervisorDiedError(
+                f"the Ray cluster at {gone} is gone, and run {self.name!r} with it",
+                hint=f"{where}; start the cluster again, and this kernel",
+            )
+        else:
+            lost = SupervisorDiedError(
+                f"the supervisor of run {self.name!r} is gone: {type(error).__name__}: "
+                + without_secrets(str(error)),
+                hint=where,
+            )
         state = "stopped" if stopped else "failed"
         shown = {"title": "SupervisorDiedError", "rank": None, "text": str(lost), "line": None}
         run = {
             **self.mirror.run,
             "state": state,
-            "ended": time.time(),
+            "ended": self.mirror.clock.now(),
             "stoppable": False,
             "message": "" if stopped else lost.message,
             "error": None if stopped else shown,
         }
         self._apply(Update({"run": run}))
-        history = read_history(*history_dir(self.facts.run_path))
+        try:
+            history = read_history(*history_dir(self.facts.run_path))
+        except Exception as unread:
+            history = concat([])
+            unreadable = f"{type(unread).__name__}: {unread}"
+        else:
+            unreadable = ""
         self._finish(Outcome(state, None, None if stopped else lost, None, 0), history)
         self.result.record.update(state=state, ended=run["ended"], error=run["error"])
         self._error = None if stopped else lost
+        if unreadable:
+            self.result.add_notes(f"The history can't be read: {without_secrets(unreadable)}")
+
+    def _note_missing(self, here: int, rows: int) -> None:
+        """Say so when storage can't be read just now."""
+        if here < rows:
+            self.result.add_notes(
+                f"{rows - here:,} of {rows:,} records are on storage that can't be read now: "
+                "raynb.open shows them once it can."
+            )
 
     def _interrupted(self) -> None:
         try:
@@ -561,6 +605,20 @@ class Run:
             if self._backend is not None:
                 self._backend.kill()
             self._done.wait(STOP_S)
+
+
+def _missing_there(failure: Mapping[str, Any], row: Mapping[str, Any]) -> str:
+    """Where a worker looked for a file or a module that it did not find."""
+    node = f"{row.get('node') or 'n/a'} ({row.get('ip') or 'n/a'})"
+    if failure["type"] == "FileNotFoundError":
+        return (
+            f"the rank runs on node {node} in directory {failure.get('cwd') or 'n/a'}: give a path "
+            "that every node has"
+        )
+    return (
+        f"node {node} does not have that module: install it there, or put it beside the notebook "
+        "on a path that every node has"
+    )
 
 
 def training_error(outcome: Outcome, mirror: Mirror, result: Any) -> RaynbError:
@@ -590,6 +648,8 @@ def training_error(outcome: Outcome, mirror: Mirror, result: Any) -> RaynbError:
         cell = failure.get("cell") or {}
         hint = replacement(failure["message"], cell.get("text", ""))
         topic = "ray-train-v1" if hint else topic
+    if failure["type"] in ("ModuleNotFoundError", "FileNotFoundError"):
+        hint = _missing_there(failure, mirror.workers.get(failure["rank"], {}))
     return TrainingError(
         where + f"{failure['type']}: {failure['message']}",
         hint=hint,

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from raynb.errors import OptionError, StorageError
-from raynb.telemetry.events import short_text
+from raynb.telemetry.events import clean_text, short_text
 
 PLACEMENT_STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 BACKENDS = ("nccl", "gloo")
@@ -84,7 +84,7 @@ class RunSpec:
     datasets: dict[str, Any] = field(default_factory=dict)
     backend: str | None = None
     timeout_s: int | None = None
-    env: dict[str, str] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict, repr=False)  # values may be secrets
     warm: bool | None = None
 
     #: What names that are made from the time start with.
@@ -318,15 +318,22 @@ def join_storage(path: str, name: str) -> str:
     return f"{path.rstrip('/')}/{name}{mark}{query}"
 
 
+#: In the names of a URI's parameters, what makes the value a secret.
+_SECRETS = "key|secret|token|passw|credential|signature|sas"
+
+
 def without_secrets(path: str) -> str:
-    """A storage path or URI to show, without a user or a key in it.
+    """A storage path or URI, or text that has some, to show: without a user or a key in it.
 
     Examples
     --------
     >>> without_secrets("s3://key:secret@bucket/runs?scheme=http")
     's3://bucket/runs?scheme=http'
+    >>> without_secrets("can't open 'abfs://runs/a?sas_token=abc&tls=1'")
+    "can't open 'abfs://runs/a?sas_token=•••&tls=1'"
     """
-    return re.sub(r"^(\w+://)[^/?@]*:[^/?]*@", r"\1", path)
+    path = re.sub(r"(\w://)[^/?@:\s]*:[^?@\s]*@", r"\1", path)
+    return re.sub(rf"(?i)([?&][\w-]*(?:{_SECRETS})[\w-]*=)[^&\s'\"]+", r"\1•••", path)
 
 
 def filesystem_of(path: str) -> tuple[pafs.FileSystem, str]:
@@ -355,7 +362,8 @@ def filesystem_of(path: str) -> tuple[pafs.FileSystem, str]:
     except Exception as error:
         scheme = urlsplit(path).scheme
         raise StorageError(
-            f"the storage path {without_secrets(path)!r} can't be opened: {error}",
+            f"the storage path {without_secrets(path)!r} can't be opened: "
+            + without_secrets(str(error)),
             hint=f"check the {scheme}:// address and its credentials, or use a local path",
         ) from error
 
@@ -415,7 +423,8 @@ def check_storage(storage_path: str, name: str) -> None:
         filesystem.delete_file(marker)
     except Exception as error:
         raise StorageError(
-            f"the storage path {without_secrets(storage_path)} can't be written: {error}",
+            f"the storage path {without_secrets(storage_path)} can't be written: "
+            + without_secrets(str(error)),
             hint="choose another with --storage-path (or storage_path=…)",
         ) from error
     record = read_record(filesystem, f"{root}/{name}")
@@ -455,6 +464,8 @@ def _free_name(filesystem: pafs.FileSystem, root: str, name: str) -> str:
     return f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
+#: Bytes of a record that are read: a thousand ranks or ten thousand trials have some ten millions.
+MAX_RECORD = 200_000_000
 #: What reading a run's record may raise, whatever lies there.
 UNREADABLE = (OSError, ValueError, RecursionError)
 
@@ -462,7 +473,20 @@ UNREADABLE = (OSError, ValueError, RecursionError)
 def record_content(filesystem: pafs.FileSystem, run_dir: str) -> Any:
     """The JSON in a run's ``raynb/record.json``; raises one of :data:`UNREADABLE`."""
     with filesystem.open_input_stream(f"{run_dir}/{RAYNB_DIR}/record.json") as stream:
-        return json.loads(stream.read())
+        content = stream.read(MAX_RECORD + 1)
+    if len(content) > MAX_RECORD:
+        raise ValueError(f"it has more than {MAX_RECORD:,} bytes")
+    record = json.loads(content)
+    # JSON may name halves of characters, which no table of pandas takes.
+    return _whole_text(record) if rb"\ud" in content.lower() else record
+
+
+def _whole_text(value: Any) -> Any:
+    if isinstance(value, str):
+        return clean_text(value)
+    if isinstance(value, dict):
+        return {clean_text(k): _whole_text(v) for k, v in value.items()}
+    return [_whole_text(v) for v in value] if isinstance(value, list) else value
 
 
 def read_record(filesystem: pafs.FileSystem, run_dir: str) -> dict[str, Any] | None:

@@ -15,8 +15,10 @@ import pyarrow as pa
 import ray
 
 from raynb.engine.collector import TERMINAL, Collector, RunFacts
+from raynb.engine.nodes import Roll
 from raynb.engine.preflight import EPSILON
 from raynb.telemetry.channel import interval_s
+from raynb.telemetry.events import printable
 
 #: Ray namespace of the supervisors' names.
 NAMESPACE = "raynb"
@@ -30,6 +32,8 @@ RAY_DEFAULTS = {
 DRAIN_S = 0.1
 #: Seconds that Ray Train's own abort gets before its controller is killed.
 ABORT_S = 4.0
+#: Seconds between two looks at the nodes, and at whether anybody still watches.
+WATCH_S = 5.0
 #: Seconds after which a supervisor that nobody asks any more leaves.
 LINGER_S = 600.0
 #: Seconds without a question after which a watcher counts as gone.
@@ -180,7 +184,7 @@ class RunSupervisor:
         """A watcher has the outcome: leave, unless another one is still about to get it."""
         self._watchers.pop(watcher, None)
         self._released = True
-        if not self._watched():
+        if not self._watched() and self._all_written():
             self._collector.close()
             ray.actor.exit_actor()
 
@@ -221,6 +225,10 @@ class RunSupervisor:
             state, error = payload["state"], payload["error"]
             if state in ("restarting", "rescheduling"):
                 self._collector.set_state("restarting", error or "")
+            elif state == "resizing":
+                self._collector.set_state("restarting", "with another number of workers")
+            elif state == "preempting":
+                self._collector.event("a node is about to be taken away", "warn")
             elif state == "shutting_down":
                 self._collector.set_state("finishing")
 
@@ -326,12 +334,24 @@ class RunSupervisor:
         now = time.monotonic()
         return any(now - asked < WATCHER_S for asked in list(self._watchers.values()))
 
+    def _all_written(self) -> bool:
+        """Whether nothing is here alone; what storage does not take is tried again and again."""
+        self._collector.history.flush()
+        return not self._collector.history.waiting
+
     def _watch(self) -> None:
-        """Leave when the run has ended and all have its outcome, or nobody has come for it."""
+        """Tell who joins and leaves the cluster; leave when the run has ended and all have its
+        outcome, or nobody has come for it."""
+        roll = Roll()
         while True:
-            time.sleep(5)
+            time.sleep(WATCH_S)
+            if not self._ended.is_set():
+                with contextlib.suppress(Exception):  # the head may be away
+                    for text, level in roll.news(self._collector.workers()):
+                        self._collector.event(text, level)
             forgotten = time.monotonic() - self._asked > LINGER_S
-            if self._ended.is_set() and (forgotten or (self._released and not self._watched())):
+            left = self._released and not self._watched()
+            if self._ended.is_set() and (forgotten or (left and self._all_written())):
                 self._collector.close()
                 os._exit(0)
 
@@ -349,7 +369,7 @@ def _runs(pid: int) -> bool:
 def shown_error(failure: Mapping[str, Any] | None, error: BaseException) -> dict[str, Any]:
     """The run's ``error`` for the panel: title, rank, text and the cell's line."""
     if failure is None:
-        text = str(error)
+        text = printable(str(error))
         last = text.strip().splitlines()[-1] if text.strip() else ""
         ranks = sorted(getattr(error, "worker_failures", {}) or {})
         title = f"{type(error).__name__}: {last}"

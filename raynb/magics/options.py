@@ -566,13 +566,16 @@ def pairs(option: Option, texts: list[str] | None) -> list[tuple[str, str]]:
     for text in texts or ():
         key, equals, value = text.partition("=")
         if not equals or not key or (not value and option is not ENV):
+            # Of an environment variable nothing is shown: it may be a secret.
+            shown = "•••" if option is ENV else repr(text)
             raise OptionError(
-                f"{option.title} {text!r} is not of the form {option.metavar}",
+                f"{option.title} {shown} is not of the form {option.metavar}",
                 hint=f"for example {option.example}",
             )
         if key in pairs:
+            values = "" if option is ENV else f": {pairs[key]!r} and {value!r}"
             raise OptionError(
-                f"{option.title} gives {key!r} twice: {pairs[key]!r} and {value!r}",
+                f"{option.title} gives {key!r} twice{values}",
                 hint="leave out one of them",
             )
         pairs[key] = value

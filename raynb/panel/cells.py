@@ -10,6 +10,7 @@ from ray import cloudpickle
 
 from raynb.errors import RaynbError
 from raynb.results.mount import in_notebook
+from raynb.telemetry.events import printable
 
 #: Seconds for which a line that may go on is held back.
 HOLD_S = 0.2
@@ -115,13 +116,15 @@ def _error(failed: dict[int, Any], ranks: int) -> DistributedError:
     for rank, error in failed.items():
         cell = error.get("cell") or {}
         line = f"{cell['label']}, line {cell['line']}: {cell['text'].strip()}" if cell else ""
-        grouped.setdefault((error["type"], error["message"], line), []).append(rank)
+        # A terminal would obey what is no text in them.
+        key = (printable(error["type"]), printable(error["message"]), printable(line))
+        grouped.setdefault(key, []).append(rank)
     # The others' errors follow from the first one's, as a closed connection does.
     order = sorted(grouped.items(), key=lambda g: (_follows(g[0]), g[1]))
     (kind, message, _), first = order[0]
     parts = []
     for (kind_, message_, line), group in order[:MAX_ERRORS]:
-        text = failed[group[0]]["traceback"].rstrip()
+        text = printable(failed[group[0]]["traceback"]).rstrip()
         parts.append(
             f"{ranks_text(group)}: {kind_}: {message_[:500]}" + (f"\n{line}" if line else "")
         )

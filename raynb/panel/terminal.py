@@ -29,6 +29,7 @@ from raynb.results.text import (
     trained_on,
 )
 from raynb.results.tune.live import is_search, search_words
+from raynb.telemetry.clock import Clock
 from raynb.telemetry.mirror import Mirror
 from raynb.telemetry.units import human_bytes, human_seconds
 
@@ -251,16 +252,16 @@ def _sum(values: Any) -> float | None:
     return None if any(v is None for v in parts) else sum(parts)
 
 
-def _elapsed(run: Mapping[str, Any]) -> float | None:
+def _elapsed(run: Mapping[str, Any], clock: Clock) -> float | None:
     started = number(run.get("started"))
     if started is None:
         return None
     ended = number(run.get("ended"))
-    return max(0.0, (time.time() if ended is None else ended) - started)
+    return max(0.0, (clock.now() if ended is None else ended) - started)
 
 
 def _stamp(mirror: Mirror) -> str:
-    seconds = _elapsed(mirror.run)
+    seconds = _elapsed(mirror.run, mirror.clock)
     return f"[{'0 s' if seconds is not None and seconds < 1 else human_seconds(seconds)}]"
 
 
@@ -270,13 +271,13 @@ def _stamp(mirror: Mirror) -> str:
 class _Elapsed:
     """The time since the start, told anew with each redraw."""
 
-    def __init__(self, run: Mapping[str, Any]) -> None:
-        self._run = dict(run)
+    def __init__(self, run: Mapping[str, Any], clock: Clock) -> None:
+        self._run, self._clock = dict(run), clock
 
     def __rich__(self) -> Text:
         n = number(self._run.get("world_size"))
         workers = f"{format_count(n)} workers" if n != 1 else "1 worker"
-        seconds = _elapsed(self._run)
+        seconds = _elapsed(self._run, self._clock)
         # Tenths would flicker.
         told = UNKNOWN if seconds is None else human_seconds(max(1.0, float(int(seconds))))
         return Text(f"{told.replace('.0', '')} · {workers if n is not None else 'workers n/a'}")
@@ -293,7 +294,7 @@ def render(mirror: Mirror) -> RenderableType:
     top = Table.grid(expand=True)
     top.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
     top.add_column(justify="right", no_wrap=True)
-    top.add_row(head, _Elapsed(run))
+    top.add_row(head, _Elapsed(run, mirror.clock))
     parts: list[RenderableType] = [top]
     if is_search(run):
         facts = search_words(run)

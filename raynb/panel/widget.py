@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import pathlib
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -153,7 +152,7 @@ class LivePanel(anywidget.AnyWidget):
             started = self._mirror.run.get("started") or 0.0
             if "run" in update.content:
                 # The browser compares this with its own clock, so it is set when it is sent.
-                run = {**update.content["run"], "now": time.time()}
+                run = {**update.content["run"], "now": self._mirror.clock.now()}
                 update = Update({**update.content, "run": run}, update.buffers)
             content, buffers = encode(update, kind, self._seq, started)
             self.send(content, buffers)

@@ -10,7 +10,7 @@ from typing import Any
 from raynb.engine.warm.left import left_text
 from raynb.results.mount import in_notebook, mount
 from raynb.results.static import place
-from raynb.results.text import plural
+from raynb.results.text import clean_line, plural
 from raynb.telemetry.units import human_bytes, human_seconds
 
 #: What a button does.
@@ -99,11 +99,11 @@ def rows(found: dict[str, Any] | None) -> list[tuple[str, ...]]:
     return [
         (
             f"rank {row['rank']}",
-            str(row["node"]),
-            f"pid {row['pid']}",
-            str(row.get("device") or "n/a"),
+            clean_line(row["node"]),
+            clean_line(f"pid {row['pid']}"),
+            clean_line(row.get("device") or "n/a"),
             human_bytes(row.get("memory")),
-            left_text(row.get("left")),
+            clean_line(left_text(row.get("left")), 500),
         )
         for row in found["ranks"]
     ]

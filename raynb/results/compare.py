@@ -232,7 +232,7 @@ class Comparison:
         if not all(isinstance(s, str) for s in sources) or sources[0] == sources[1]:
             return ""
         first, second = (clean(source, 100_000).splitlines() for source in sources)
-        a, b = self.labels
+        a, b = (clean_line(label, 80) for label in self.labels)
         lines = list(difflib.unified_diff(first, second, a, b, lineterm="", n=2))
         cut = len(lines) - _MAX_DIFF_LINES
         more = [f"… {cut:,} more lines"] if cut > 0 else []

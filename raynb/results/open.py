@@ -127,7 +127,7 @@ def names_below(filesystem: pafs.FileSystem, path: str) -> list[str]:
 def unreadable(source: str, error: Exception) -> StorageError:
     """The error for storage that can't be read."""
     return StorageError(
-        f"the storage {without_secrets(source)} can't be read: {error}",
+        f"the storage {without_secrets(source)} can't be read: {without_secrets(str(error))}",
         hint="check the address, the credentials and that this machine reaches it"
         if "://" in source
         else "check the path and its permissions",

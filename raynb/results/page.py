@@ -291,7 +291,7 @@ def worker_table(page: Page) -> Table | None:
         shown = sorted(workers, key=lambda w: w.get("status") != "failed")
     metric = page.metric
     values = last_values(page.curves, metric) if metric is not None else {}
-    one_node = len({w.get("node") for w in workers}) == 1
+    one_node = len({str(w.get("node")) for w in workers}) == 1
     heads: tuple[str, ...] = ("rank", "status", "device", "step", "rows", "batches")
     if not one_node:
         heads = (*heads[:2], "node", *heads[2:])
@@ -338,9 +338,9 @@ def data_line(page: Page) -> str:
     totals = mapping(page.record.get("shard_totals"))
     for name, total in list(totals.items())[:10]:
         parts.append(f"{clean_line(name, 40)}: {format_count(total)} rows over all ranks")
-    nodes = {w.get("node") for w in mappings(page.record.get("workers"))}
+    nodes = {clean_line(w.get("node") or "", 60) for w in mappings(page.record.get("workers"))}
     if len(nodes) == 1 and (node := nodes.pop()):
-        parts.append(f"all on node {clean_line(node, 60)}")
+        parts.append(f"all on node {node}")
     return " · ".join(parts)
 
 
@@ -540,7 +540,12 @@ def event_rows(page: Page) -> tuple[list[tuple[str, str, str]], str]:
 def dropped_line(page: Page) -> str:
     """What the channel had to drop, in words; nothing when it dropped nothing."""
     dropped = mapping(page.record.get("dropped"))
-    words = {"metrics": "metric records", "samples": "device samples", "logs": "log lines"}
+    words = {
+        "metrics": "metric records",
+        "samples": "device samples",
+        "logs": "log lines",
+        "refused": "pieces of messages that were refused",
+    }
     parts = [
         f"{format_count(n)} {words.get(str(kind), clean_line(kind, 30))}"
         for kind, n in list(dropped.items())[:10]

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-UNKNOWN = "n/a"
+from raynb.telemetry.events import printable
 
-# Colour and cursor sequences of terminals, then what is left of control characters.
-_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+UNKNOWN = "n/a"
 
 
 def clean(value: object, limit: int = 200) -> str:
@@ -36,8 +33,7 @@ def clean(value: object, limit: int = 200) -> str:
     except Exception as error:
         text = f"<{type(value).__name__}: its text raises {type(error).__name__}>"
     # Cut first: what is thrown away needs no work.
-    text = text[: 2 * limit + 1]
-    text = _CONTROL.sub("", _ANSI.sub("", text).replace("\r\n", "\n").replace("\r", "\n"))
+    text = printable(text[: 2 * limit + 1])
     # Lone surrogates are legal in str, but neither in UTF-8 nor in a notebook's JSON.
     text = text.encode("utf-8", "replace").decode("utf-8")
     return text if len(text) <= limit else text[: limit - 1] + "…"

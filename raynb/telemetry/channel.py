@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import IO, Any, Protocol
 
+from raynb.telemetry import clock
 from raynb.telemetry.events import Batch, Record, RecordBatch, Value, to_value, to_values
 from raynb.telemetry.loglines import lines_a_rank
 
@@ -28,6 +29,8 @@ MAX_IN_FLIGHT = 4
 MAX_PENDING, MAX_PENDING_VALUES = 100_000, 2_000_000
 #: Records in one message, and records times metrics: in columns, what is absent takes room too.
 MAX_RECORDS, MAX_CELLS = 20_000, 500_000
+#: Metrics of one record; what is more is dropped and counted.
+MAX_VALUES = 10_000
 #: Log lines kept while the supervisor is behind.
 MAX_LOG_LINES = 2_000
 
@@ -123,11 +126,21 @@ class Channel:
     rank, attempt : int
     world_size : int
         Ranks that speak at the same time.
+    run : str, optional
+        The run's name, which each message carries.
     """
 
-    def __init__(self, transport: Transport, rank: int, attempt: int, world_size: int = 1) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        rank: int,
+        attempt: int,
+        world_size: int = 1,
+        run: str | None = None,
+    ) -> None:
         self.rank = rank
         self.attempt = attempt
+        self.run = run
         self._interval = interval_s(world_size)
         # Ranks start together: their messages spread over the interval.
         self._phase = self._interval * (rank / max(1, world_size) % 1)
@@ -166,11 +179,16 @@ class Channel:
     def log(self, metrics: Mapping[Any, Any], step: float | None = None) -> None:
         """Take a record; costs microseconds, does no I/O."""
         given = None if step is None else to_value(step)
-        self._append(_detach(metrics), given, report=False)
+        self._append(self._detach(metrics), given, report=False)
 
     def report(self, metrics: Mapping[Any, Any]) -> None:
         """Take what goes to ``ray.train.report``: it carries the step of the logs before it."""
-        self._append(_detach(metrics), None, report=True)
+        self._append(self._detach(metrics), None, report=True)
+
+    def _detach(self, metrics: Mapping[Any, Any]) -> dict[Any, Any]:
+        if len(metrics) > MAX_VALUES:
+            self.count_dropped("refused", len(metrics) - MAX_VALUES)
+        return _detach(metrics)
 
     def _append(self, values: dict[Any, Any], given: Value | None, *, report: bool) -> None:
         if os.getpid() != self._pid:
@@ -187,7 +205,7 @@ class Channel:
             self._last_step = step
             self._fresh = not report
             self._values_in += len(values)
-            self._records.append((step, time.time(), values, self._epoch()))
+            self._records.append((step, clock.now(), values, self._epoch()))
 
     def _epoch(self) -> float:
         try:
@@ -313,7 +331,8 @@ class Channel:
             records=RecordBatch.of(records) if records else None,
             logs=logs,
             dropped=dropped,
-            sent=time.time(),
+            sent=clock.now(),
+            run=self.run,
             **latest,
         )
 
@@ -373,7 +392,7 @@ def _detach(metrics: Mapping[Any, Any]) -> dict[Any, Any]:
     """A copy that later changes can't reach: values on the CPU are read now, CUDA ones later."""
     return {
         name: _OnDevice(value) if _is_cuda_scalar(value) else to_value(value)
-        for name, value in metrics.items()
+        for name, value in islice(metrics.items(), MAX_VALUES)
     }
 
 

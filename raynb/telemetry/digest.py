@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from raynb.telemetry import clock
 from raynb.telemetry.bands import BandKey
 from raynb.telemetry.curves import Curves, CurveSeen
 from raynb.telemetry.events import Batch, Floats, shard_totals
@@ -29,6 +30,8 @@ MAX_NONFINITE = 10_000
 MAX_PINNED = 16
 #: Seconds that a worker's rate is taken over.
 RATE_S = 10.0
+#: Messages that it is taken over, at most: a worker's clock may stand, or be no number.
+MAX_RATED = 1_000
 #: Seconds by which a worker's clock may be off before its times are put right.
 CLOCK_S = 2.0
 
@@ -148,7 +151,7 @@ class Digest:
             self._run_version = self._news()
 
     def event(self, text: str, level: str = "info", at: float | None = None) -> None:
-        self.events.append({"t": at or time.time(), "level": level, "text": text})
+        self.events.append({"t": at or clock.now(), "level": level, "text": text})
         if len(self.events) > MAX_EVENTS:
             self.events.pop(0)
             self._events_cut += 1
@@ -214,7 +217,7 @@ class Digest:
         if batch.records is not None and len(batch.records):
             step, at = float(batch.records.steps[-1]), float(batch.records.times[-1])
             if rank not in self._rate or self._rate[rank][0] != attempt:
-                self._rate[rank] = attempt, deque()
+                self._rate[rank] = attempt, deque(maxlen=MAX_RATED)
             rate = _steps_per_second(self._rate[rank][1], step, at)
             changes |= {"step": step, "last_report": at}
             if rate is not None:
@@ -227,7 +230,7 @@ class Digest:
             return 0.0
         attempt, least = self._behind.get(batch.rank, (batch.attempt, math.inf))
         # A message is never faster than no time at all: the quickest one tells the clock best.
-        least = min(time.time() - batch.sent, least if attempt == batch.attempt else math.inf)
+        least = min(clock.now() - batch.sent, least if attempt == batch.attempt else math.inf)
         self._behind[batch.rank] = batch.attempt, least
         return least if abs(least) > CLOCK_S else 0.0
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +14,10 @@ from numpy.typing import NDArray
 
 #: A metric's text is cut here; it is a label for people, not a place to keep data.
 MAX_TEXT = 500
+
+#: Items and characters in a container whose text is made, and how deep they may lie.
+MAX_ITEMS, MAX_DEPTH = 20_000, 20
+_CONTAINERS = (dict, list, tuple, set, frozenset)
 
 Floats = NDArray[np.float64]
 Value = float | str
@@ -109,9 +115,11 @@ class Batch:
         The exception that ended this rank, as ``describe_exception`` tells it.
     dropped : dict of str to int
         What was dropped in total since the rank started, by kind (``logs``, ``samples``,
-        ``metrics``).
+        ``metrics``, ``refused``).
     sent : float or None
         UNIX seconds on the worker's clock, when the message was made.
+    run : str or None
+        The name of the run that it is for.
     """
 
     rank: int
@@ -126,6 +134,7 @@ class Batch:
     failure: dict[str, Any] | None = None
     dropped: dict[str, int] = field(default_factory=dict)
     sent: float | None = None
+    run: str | None = None
 
 
 def to_value(value: Any) -> Value:
@@ -160,17 +169,51 @@ def _text(value: Any) -> str:
 
 
 def short_text(value: Any, limit: int) -> str:
-    """A value's text, cut to ``limit`` characters; never raises."""
+    """A value's text, cut to ``limit`` characters; never raises.
+
+    Of a container that holds much, what it is and how much: its text might fill the memory.
+    """
     try:
+        if isinstance(value, (bytes, bytearray)):
+            value = value[:limit]
+        elif isinstance(value, _CONTAINERS) and _left_of(MAX_ITEMS, value, 0) < 0:
+            value = f"a {type(value).__name__} of {len(value):,}"
         text = str(value)
     except Exception as error:
         text = f"<{type(value).__name__}: its text raises {type(error).__name__}>"
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
+def _left_of(room: int, value: Any, depth: int) -> int:
+    """What is left of ``room`` items and characters after a value; negative: it has more."""
+    if isinstance(value, (str, bytes, bytearray)):
+        return room - len(value)
+    if not isinstance(value, _CONTAINERS):
+        return room - 1
+    if depth > MAX_DEPTH:
+        return -1
+    parts = itertools.chain.from_iterable(value.items()) if isinstance(value, dict) else value
+    for part in parts:
+        room = _left_of(room - 1, part, depth + 1)
+        if room < 0:
+            break
+    return room
+
+
 def clean_text(text: str) -> str:
     """Text without lone surrogates, which neither Parquet nor the browser's JSON can hold."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+# Colour and cursor sequences of terminals, then what is left of control characters.
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    """Text without terminal sequences and controls, which a terminal would obey."""
+    plain = _ANSI.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
+    return _CONTROL.sub("", plain)
 
 
 def to_values(metrics: Mapping[Any, Any]) -> dict[str, Value]:

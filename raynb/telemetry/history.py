@@ -15,6 +15,7 @@ from typing import IO, Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
@@ -33,9 +34,13 @@ SPOOLED_FLUSH_S = 10.0
 MAX_PARTS = 24
 #: Parts that hold more rows together are not merged again, and values that a merge holds at a time.
 MAX_MERGED_ROWS, MERGE_CELLS = 20_000_000, 200_000
+#: Rows that a merge writes at a time, at least.
+MERGE_ROWS = 100
 #: Rows times columns of one part, and of a table that is read: what is absent takes room too. Past
 #: it, a table leaves out the metrics with the fewest values.
 MAX_PART_CELLS, MAX_CELLS = 5_000_000, 100_000_000
+#: Rows times columns of a part that is read, and bytes of one of its texts.
+MAX_READ_CELLS, MAX_READ_TEXT = 1_000_000_000, 20_000
 #: In a table's schema: how many metrics were left out.
 _LEFT_OUT = b"raynb.left_out"
 #: Rows that wait for storage in memory; past them, they wait in local files.
@@ -134,10 +139,12 @@ def _portions(pending: Sequence[Taken]) -> Iterator[list[Taken]]:
     part: list[Taken] = []
     rows, names = 0, set[str]()
     for one in pending:
-        more = names | one[2].metrics.keys()
+        # A text's column has as many cells as a number's.
+        own = one[2].metrics.keys() | {name for _, name, _ in one[2].texts}
+        more = names | own
         if part and (rows + len(one[2])) * len(more) > MAX_PART_CELLS:
             yield part
-            part, rows, more = [], 0, set(one[2].metrics)
+            part, rows, more = [], 0, set(own)
         part.append(one)
         rows, names = rows + len(one[2]), more
     if part:
@@ -206,11 +213,15 @@ class HistoryWriter:
             self._pending.append((rank, attempt, records))
             self.rows += len(records)
 
+    @property
+    def waiting(self) -> bool:
+        """Whether there is something that is not on storage."""
+        return bool(self._pending or self._spool)
+
     def due(self) -> bool:
         # To try what waits in files again means to read it.
         pause = SPOOLED_FLUSH_S if self._spool else FLUSH_S
-        waiting = bool(self._pending or self._spool)
-        return waiting and time.monotonic() - self._written_at >= pause
+        return self.waiting and time.monotonic() - self._written_at >= pause
 
     def flush(self) -> None:
         """Write what is pending; on failure keep it and remember why."""
@@ -322,7 +333,8 @@ class HistoryWriter:
                         # Each thread of a pool would keep memory after it.
                         some.append(file.read_row_group(group, use_threads=False))
                         cells = len(schema) * sum(table.num_rows for table in some)
-                        if cells >= MERGE_CELLS:
+                        # Each group of rows costs something a column, however few it has.
+                        if cells >= max(MERGE_CELLS, MERGE_ROWS * len(schema)):
                             writer.write_table(_as(schema, some))
                             some = []
             if some:
@@ -341,9 +353,13 @@ class HistoryWriter:
             return concat([*waiting, to_table(pending)]), self._next_part
 
     def table(self) -> pa.Table:
-        """Everything taken so far, what is on storage and what is pending."""
+        """Everything taken so far: what is on storage, as far as it can be read, and the rest."""
         pending, upto = self.unwritten()
-        return concat([read_history(self._fs, self._dir, upto), pending])
+        try:
+            stored = read_history(self._fs, self._dir, upto)
+        except Exception:  # it fails just now, and what waits for it is here
+            stored = concat([])
+        return concat([stored, pending])
 
 
 def _as(schema: pa.Schema, tables: Sequence[pa.Table]) -> pa.Table:
@@ -376,7 +392,37 @@ def _parts(filesystem: pafs.FileSystem, directory: str) -> list[_Part]:
 
 def _read(filesystem: pafs.FileSystem, directory: str, upto: float) -> pa.Table:
     parts = [part for part in _parts(filesystem, directory) if part[0] < upto]
-    return concat([pq.read_table(_path(directory, p), filesystem=filesystem) for p in parts])
+    return concat([_read_part(filesystem, _path(directory, part)) for part in parts])
+
+
+def _read_part(filesystem: pafs.FileSystem, path: str) -> pa.Table:
+    """One part; a small file may stand for more than the memory holds, and is not read then."""
+    with pq.ParquetFile(path, filesystem=filesystem) as file:
+        schema, rows = file.schema_arrow, file.metadata.num_rows
+        if rows * len(schema) > MAX_READ_CELLS:
+            raise ValueError(f"{rows:,} rows of {len(schema):,} columns are more than is read")
+        odd = [field.name for field in schema if not _is_known(field.type)]
+        if odd:
+            raise ValueError(f"column {odd[0][:60]!r} holds what no history does")
+        texts = [field.name for field in schema if pa.types.is_string(field.type)]
+        if not texts:
+            return file.read()
+    # Each text once, however often a row repeats it.
+    with pq.ParquetFile(path, filesystem=filesystem, read_dictionary=texts) as file:
+        table = file.read()
+    for place, name in enumerate(table.column_names):
+        column = table.column(place)
+        if pa.types.is_dictionary(column.type):
+            held = [chunk.dictionary for chunk in column.chunks]
+            if any((pc.max(pc.binary_length(one)).as_py() or 0) > MAX_READ_TEXT for one in held):
+                raise ValueError(f"column {name[:60]!r} holds text that no history does")
+            table = table.set_column(place, name, column.cast(pa.string()))
+    return table
+
+
+def _is_known(kind: pa.DataType) -> bool:
+    is_any = (pa.types.is_integer, pa.types.is_floating, pa.types.is_string, pa.types.is_boolean)
+    return pa.types.is_null(kind) or any(is_one(kind) for is_one in is_any)
 
 
 def read_history(filesystem: pafs.FileSystem, directory: str, upto: float = math.inf) -> pa.Table:
@@ -420,7 +466,7 @@ def salvage_history(filesystem: pafs.FileSystem, directory: str) -> tuple[pa.Tab
         path = _path(directory, part)
         try:
             # Also a part of another form, which none would take, is left out.
-            part_table = _sound(pq.read_table(path, filesystem=filesystem))
+            part_table = _sound(_read_part(filesystem, path))
             whole = concat([whole, part_table])
         except Exception as error:
             why = str(error).partition("\n")[0][:160]

@@ -9,6 +9,7 @@ import numpy as np
 
 from raynb.telemetry.bands import COUNT, MEDIAN, BandKey
 from raynb.telemetry.bands import ROWS as BAND_ROWS
+from raynb.telemetry.clock import Clock
 from raynb.telemetry.events import Floats
 from raynb.telemetry.loglines import keep_line, trim
 from raynb.telemetry.rows import new_worker
@@ -31,9 +32,12 @@ class Mirror:
     logs : dict of int to dict of seq to (stream, text)
     logs_dropped : dict of int to int
     events, hints : list of dict
+    clock : Clock
+        The time now, for what is told in seconds since.
     """
 
     def __init__(self) -> None:
+        self.clock = Clock()
         self.clear()
 
     def clear(self) -> None:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any, NamedTuple
 
+from raynb.telemetry import clock
 from raynb.telemetry.shards import ShardMeter, Shards
 
 #: Seconds that the means look back.
@@ -107,7 +107,7 @@ class StepMeter:
         """``ray.train.report()`` was called."""
         self.reports += 1
         self.active = now = perf_counter()
-        self._reporting = now, time.time()
+        self._reporting = now, clock.now()
 
     def report_ends(self) -> None:
         """``ray.train.report()`` returned or raised."""
@@ -169,7 +169,7 @@ class StepMeter:
         if now - active < STILL_S:
             self._still = None
         else:
-            since = self._still[0] if self._still else time.time() - (now - active)
+            since = self._still[0] if self._still else clock.now() - (now - active)
             self._still = since, look()
 
     def news(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
+from raynb.telemetry import clock
 from raynb.telemetry.events import Floats
 
 #: Points that stand for the attempt's whole life.
@@ -58,10 +58,14 @@ class Trend(Mapping[str, Floats]):
         """Take a sample; its time is now where it does not tell."""
         row = [_number(sample.get(name)) for name in COLUMNS]
         if row[0] != row[0]:
-            row[0] = time.time()
+            row[0] = clock.now()
         if not self.samples:
             self._start = row[0]
         row[0] -= self._start
+        with np.errstate(over="ignore"):  # what half the size can't hold is infinite
+            self._add(row)
+
+    def _add(self, row: list[float]) -> None:
         self._recent[:, self.samples % RECENT] = row
         if self.samples % self._every == 0:
             if self._n == MAX_POINTS:

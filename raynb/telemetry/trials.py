@@ -55,6 +55,20 @@ def new_trial(index: int) -> dict[str, Any]:
     }
 
 
+def is_trial(row: Any) -> bool:
+    """Whether a record's row is one of a trial, as far as a search counts on it."""
+    if not isinstance(row, dict) or type(row.get("trial")) is not int:
+        return False
+    numbers = (row.get(name) for name in ("best", "best_step", "iterations", "restarts"))
+    return (
+        type(row.get("id")) is str
+        and row.get("state") in TRIAL_STATES
+        and all(n is None or type(n) in (int, float) for n in numbers)
+        and type(row.get("restarts", 0)) is int
+        and 0 <= row["trial"] < 2**31
+    )
+
+
 def lane_of(trial: int, rank: int, lanes: int) -> int:
     """The number by which a rank of a trial tells itself apart from all others."""
     return trial * lanes + rank
@@ -211,7 +225,8 @@ class SearchDigest(Digest):
     def restore(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Take the trials of before, of a search that is resumed."""
         for row in rows:
-            self.set_trial(row["trial"], **{k: v for k, v in row.items() if k != "trial"})
+            known = new_trial(0).keys() - {"trial"}
+            self.set_trial(row["trial"], **{k: v for k, v in row.items() if k in known})
             if row.get("best") is not None:
                 self._keep_best_trial(row["trial"])
 

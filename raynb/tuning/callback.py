@@ -17,6 +17,7 @@ from ray.tune.utils import flatten_dict
 
 from raynb.engine.spec import json_safe
 from raynb.errors import TrainingError
+from raynb.telemetry import clock
 from raynb.telemetry.trials import ENDED_TRIAL, numeric
 from raynb.tuning.collector import SearchCollector
 from raynb.tuning.space import flat_config
@@ -164,7 +165,7 @@ class SearchCallback(Callback):
             trial.trial_id,
             state="running",
             config=flat_config(trial.config),  # population-based training changes it
-            started=time.time(),
+            started=clock.now(),
             **_OPEN,
         )
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,12 +13,16 @@ import ray
 from raynb.engine.collector import Collector, RunFacts
 from raynb.engine.spec import filesystem_of, read_record, without_secrets
 from raynb.errors import TrainingError
+from raynb.telemetry import clock
 from raynb.telemetry.digest import Digest
-from raynb.telemetry.events import Batch, Record, RecordBatch
-from raynb.telemetry.trials import ENDED_TRIAL, SearchDigest, lane_of, result_lane
+from raynb.telemetry.events import Record, RecordBatch
+from raynb.telemetry.gate import Cut, checked_hello
+from raynb.telemetry.trials import ENDED_TRIAL, SearchDigest, is_trial, lane_of, result_lane
 
 #: Seconds between two looks at the cluster, and at whether the record is worth writing.
 LOOK_S = 2.0
+#: Trials of a search, and the length of one's id.
+MAX_TRIALS, MAX_ID = 100_000, 200
 #: Resources of the cluster that the panel shows.
 _SHOWN = ("CPU", "GPU", "memory")
 
@@ -53,14 +56,16 @@ class SearchCollector(Collector):
             facts.name,
             self._search,
             storage=without_secrets(facts.run_path),
-            started=time.time(),
+            started=clock.now(),
         )
         before = read_record(*filesystem_of(facts.run_path)) or {}
         trials = before.get("trials") if before.get("kind") == "tune" else None
-        for row in trials or ():
+        rows = [row for row in trials or () if is_trial(row)] if isinstance(trials, list) else []
+        for row in rows:
+            details = row.pop("details", None)
             self._index[row["id"]] = row["trial"]
-            self._details[row["trial"]] = row.pop("details", {})
-        digest.restore(trials or ())
+            self._details[row["trial"]] = details if isinstance(details, dict) else {}
+        digest.restore(rows)
         return digest
 
     # -- workers ---------------------------------------------------------------------------------
@@ -78,8 +83,14 @@ class SearchCollector(Collector):
 
     def hello_trial(self, who: Mapping[str, Any]) -> tuple[int, int]:
         """A rank of a trial is there; tells it its attempt and its lane."""
+        name = who.get("trial")
+        who = checked_hello(who, self.facts.name)
+        if type(name) is not str or len(name) > MAX_ID or who["rank"] >= self.lanes:
+            raise ValueError("no rank of a trial of this search")
         with self._news:
-            trial = self.trial_of(who["trial"])
+            if name not in self._index and len(self._index) >= MAX_TRIALS:
+                raise ValueError(f"a search has at most {MAX_TRIALS:,} trials")
+            trial = self.trial_of(name)
             row = self._digest.trials[trial]
             lane, attempt = lane_of(trial, who["rank"], self.lanes), row["restarts"]
             known = {k: who[k] for k in ("node", "ip", "pid")}
@@ -89,8 +100,15 @@ class SearchCollector(Collector):
             self._news.notify_all()
             return attempt, lane
 
-    def ingest(self, batch: Batch) -> None:
+    def _bounds(self) -> tuple[int, range]:
+        restarts = max((row["restarts"] for row in self._digest.trials.values()), default=0)
+        return max(1, len(self._digest.trials)) * self.lanes, range(restarts + 1)
+
+    def ingest(self, message: Any) -> None:
         """Take one worker's message."""
+        batch = self.let_in(message)
+        if batch is None:
+            return
         if batch.records is not None:
             self.history.add(batch.rank, batch.attempt, batch.records)
         with self._news:
@@ -99,7 +117,7 @@ class SearchCollector(Collector):
             self._digest.apply(batch)
             if batch.failure is not None:
                 trial, rank = divmod(batch.rank, self.lanes)
-                failure = {"at": time.time(), **batch.failure, "rank": rank}
+                failure = {"at": clock.now(), **batch.failure, "rank": rank}
                 first = self._failure.get(trial)
                 if first is None or first["at"] > failure["at"]:
                     self._failure[trial] = failure
@@ -113,7 +131,7 @@ class SearchCollector(Collector):
             trial = self.trial_of(trial_id)
             state = changes.get("state")
             if state in ENDED_TRIAL:
-                changes.setdefault("ended", time.time())
+                changes.setdefault("ended", clock.now())
                 self._dirty = True
                 self._end_lanes(trial, state)
             self._digest.set_trial(trial, **changes)
@@ -140,9 +158,12 @@ class SearchCollector(Collector):
     def add_result(
         self, trial_id: str, iteration: float, values: Mapping[str, float], time_s: Any
     ) -> None:
-        at = time.time()
+        at = clock.now()
         with self._news:
             trial = self.trial_of(trial_id)
+            cut: Cut = Counter()
+            values = self._gate.named(values, cut)
+            self._tell_cut(None, cut)
             self._digest.add_result(trial, iteration, at, values, time_s)
             attempt = self._digest.trials[trial]["restarts"]
             self._news.notify_all()
@@ -189,7 +210,7 @@ class SearchCollector(Collector):
                     state="stopped",
                     reason=reason if began else f"not started: {reason}",
                     reason_kind=kind,
-                    ended=time.time() if began else None,
+                    ended=clock.now() if began else None,
                 )
             self._news.notify_all()
 

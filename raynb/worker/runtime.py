@@ -8,11 +8,11 @@ import inspect
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from raynb.telemetry import clock
 from raynb.telemetry.channel import ActorTransport, Channel, Transport
 from raynb.telemetry.events import to_value
 from raynb.telemetry.loglines import log_name
@@ -148,7 +148,9 @@ class Runtime:
         # Asked before the thread starts: threads see no Ray Train context of their own.
         gpu, shared = (None, False) if self.link.local else assigned_gpu()
         attempt, transport = self._connect(context)
-        self.channel = Channel(transport, self.rank, attempt, context.get_world_size())
+        self.channel = Channel(
+            transport, self.rank, attempt, context.get_world_size(), self.link.run
+        )
         self._pump = self._take_stdio(attempt)
         self._undo.enter_context(hooks(on_report=self._report, on_shard=self._shard))
         self._later = [
@@ -203,7 +205,9 @@ class Runtime:
         if error is None:
             self.channel.put("status", "finished")
         else:
-            failure = {**describe_exception(error, self.program), "at": time.time()}
+            failure = {**describe_exception(error, self.program), "at": clock.now()}
+            with contextlib.suppress(OSError):  # it may be gone
+                failure["cwd"] = os.getcwd()
             self.channel.put("failure", failure)
 
     # -- parts -----------------------------------------------------------------------------------
@@ -225,6 +229,7 @@ class Runtime:
         import ray
 
         return {
+            "run": self.link.run,
             "rank": self.rank,
             "world_size": context.get_world_size(),
             "node": socket.gethostname(),

@@ -33,7 +33,7 @@ def test_the_workers_view_and_cells_on_every_rank(
     notebook.run_all()
     view = notebook.page.locator(".jp-OutputArea-output", has_text="Warm workers: 2 ranks").first
     view.locator("button", has_text="Restart").wait_for(timeout=150_000)
-    assert re.search(r"rank 1\s+\S+\s+pid \d+\s+cpu\s+[\d.]+ [MG]B", view.inner_text())
+    assert re.search(r"rank 1\s+\S+\s+pid \d+\s+cpu\s+[\d.]+ [MG]iB", view.inner_text())
     pids = re.findall(r"pid (\d+)", view.inner_text())
 
     # Equal results are shown once, rich ones stay so, and lines have their rank.

@@ -283,6 +283,8 @@ def test_v1_habits_name_what_replaces_them(notebook: Any) -> None:
         "ray.train.ScalingConfig(num_workers=2, trainer_resources={'CPU': 1})": "no resources",
         "ray.train.RunConfig(verbose=1)": "leave it out of RunConfig",
         "ray.train.torch.backward(None)": "torch.autocast",
+        "ray.train.session.report({})": "use ray.train.report",
+        "ray.train.torch.TorchTrainer(print, resume_from_checkpoint=1)": "in the config",
     }
     from raynb.engine.v1 import replacement
 

@@ -53,6 +53,7 @@ FOREIGN = {
     "--only": "tests/bench/compare.py",
     "--keep": "tests/bench/compare.py",
     "--table": "tests/bench/compare.py",
+    "--times": "tests/bench/reliability.py",
 }
 
 

@@ -243,6 +243,20 @@ def test_what_waits_long_for_storage_waits_in_local_files(
     assert table["a"].to_pylist() == list(range(31)) and table["t.text"].null_count == 21
 
 
+def test_what_waits_is_there_while_storage_can_not_be_read(tmp_path: Path) -> None:
+    directory = tmp_path / "history"
+    one = writer(directory)
+    one.add(0, 0, batch({"a": 1.0}))
+    one.flush()
+    directory.rename(tmp_path / "aside")
+    directory.write_text("in the way")
+    one.add(0, 0, batch({"a": 2.0}))
+    assert one.table()["a"].to_pylist() == [2.0] and one.error
+    directory.unlink()
+    (tmp_path / "aside").rename(directory)
+    assert one.table()["a"].to_pylist() == [1.0, 2.0] and one.error is None
+
+
 def test_a_full_local_disk_leaves_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history_module, "MAX_PENDING", 1)
     one = writer(tmp_path / "run" / "history")

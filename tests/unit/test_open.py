@@ -147,6 +147,15 @@ def test_a_corrupt_record_is_told_and_the_history_is_shown(tmp_path: Path, conte
     assert "Record unreadable" in repr(raynb.runs(tmp_path))
 
 
+def test_halves_of_characters_in_a_record(tmp_path: Path) -> None:
+    run = stored(tmp_path, "demo")
+    path = run / "raynb" / "record.json"
+    whole = json.loads(path.read_text())
+    path.write_text(json.dumps({**whole, "\udc80": ["\ud800"], "message": "ok \U0001f600"}))
+    record = raynb.open(run).record
+    assert record["\\udc80"] == ["\\ud800"] and record["message"] == "ok \U0001f600"
+
+
 def test_a_run_that_did_not_end_is_running_or_lost(tmp_path: Path) -> None:
     run = stored(tmp_path, "demo", state="running")
     ago = time.time() - 720

@@ -170,7 +170,8 @@ def test_quotes_hashes_backslashes_and_line_ends() -> None:
         ("--dataset =x", ["--dataset", "'=x'"]),
         ("--dataset train=tran_ds", ["--dataset", "did you mean `train_ds`?"]),
         ("--dataset a=config --dataset a=args", ["--dataset", "'a' twice", "config", "args"]),
-        ("--env A=1 --env A=2", ["--env", "'A' twice"]),
+        ("--env A=1 --env A=2", ["--env", "'A' twice\n"]),
+        ("--env hunter2", ["--env", "•••", "NAME=VALUE"]),
         ("--resources CPU=1 --resources CPU=2", ["--resources", "'CPU' twice"]),
         ("--resources CPU", ["--resources", "'CPU'", "CPU=4"]),
         ("--resources CPU=four", ["--resources", "'four'", "CPU=4"]),
@@ -194,6 +195,11 @@ def test_quotes_hashes_backslashes_and_line_ends() -> None:
 def test_errors_name_option_value_and_way_out(line: str, said: list[str]) -> None:
     text = error(line)
     assert [s for s in said if s not in text] == [], text
+
+
+@pytest.mark.parametrize("line", ["--env hunter2", "--env A=hunter2 --env A=hunter22"])
+def test_values_of_the_environment_are_in_no_error(line: str) -> None:
+    assert "hunter2" not in error(line)
 
 
 def test_env_values_may_be_empty() -> None:

@@ -193,3 +193,30 @@ def test_workers_leave_a_cpu_to_ray_data() -> None:
     assert check_resources(spec, [{"CPU": 3}], {"CPU": 3}) == ""
     assert check_resources(spec, [{"CPU": 2}], {"CPU": 2}, limits={"CPU": 8}) == ""
     assert check_resources(RunSpec(num_workers=2, use_gpu=False), [{"CPU": 2}], {"CPU": 2}) == ""
+
+
+def test_nodes_that_come_and_go_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    from raynb.engine import nodes
+
+    def node(host: str, **resources: float) -> dict[str, Any]:
+        return {
+            "NodeManagerHostname": host,
+            "NodeManagerAddress": f"10.0.0.{host[-1]}",
+            "Resources": resources,
+        }
+
+    there = {"a": node("node-1", CPU=4.0), "b": node("node-2", CPU=4.0)}
+    monkeypatch.setattr(nodes, "_nodes", lambda: dict(there))
+    roll = nodes.Roll()
+    workers = {0: {"ip": "10.0.0.1"}, 1: {"ip": "10.0.0.2"}, 2: {"ip": "10.0.0.2"}}
+    assert roll.news(workers) == []
+    del there["b"]
+    there["c"] = node("node-3", CPU=8.0, GPU=2.0)
+    there["d"] = node("node-4")
+    told = roll.news(workers)
+    assert told[0] == ("node node-2 (10.0.0.2) left the cluster; ranks 1, 2 ran there", "warn")
+    assert sorted(told[1:]) == [
+        ("node node-3 (10.0.0.3) joined the cluster with 8 CPU, 2 GPU", "info"),
+        ("node node-4 (10.0.0.4) joined the cluster", "info"),
+    ]
+    assert roll.news(workers) == []

@@ -21,6 +21,7 @@ from raynb.engine.spec import (
     filesystem_of,
     json_safe,
     read_record,
+    without_secrets,
     write_record,
 )
 from raynb.errors import OptionError, StorageError
@@ -305,3 +306,27 @@ def test_summary_is_json_and_keeps_secrets(tmp_path: Path) -> None:
     assert summary["env"] == {"TOKEN": "•••"} and summary["num_workers"] == "1:2"
     assert summary["best"] == "loss:min" and summary["config"]["lr"] == 0.1
     assert RunSpec(num_workers=0).summary()["resources_per_worker"] == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("s3://key:sec/ret+x=@bucket/runs", "s3://bucket/runs"),
+        ("can't open 's3://key:secret@bucket' now", "can't open 's3://bucket' now"),
+        ("az://runs/a?account_key=abc&tls=1", "az://runs/a?account_key=•••&tls=1"),
+        ("gs://b/x?Token=abc", "gs://b/x?Token=•••"),
+        ("hdfs://host:8020/runs", "hdfs://host:8020/runs"),
+        ("abfs://container@account/runs", "abfs://container@account/runs"),
+        ("/data/a:b@c", "/data/a:b@c"),
+    ],
+)
+def test_keys_in_addresses_are_never_shown(text: str, shown: str) -> None:
+    assert without_secrets(text) == shown
+
+
+def test_no_secret_in_errors_nor_in_the_text_of_a_spec(tmp_path: Path) -> None:
+    assert "hunter2" not in repr(spec(tmp_path, env={"TOKEN": "hunter2"}))
+    for address in ("s3://key:hunter2@bucket with space\x7f/%zz", "nosuch://key:hunter2@b/x"):
+        with pytest.raises(StorageError) as raised:
+            filesystem_of(address)
+        assert "hunter2" not in str(raised.value)

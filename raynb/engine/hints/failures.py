@@ -27,6 +27,7 @@ _PEER = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _IN_USE = re.compile(r"address already in use|EADDRINUSE", re.IGNORECASE)
+_FULL = re.compile(r"No space left on device|Disk quota exceeded|\[Errno (?:28|122)\]")
 _KILLED = re.compile(r"ActorDied|WorkerDied|WorkerCrashed|died unexpectedly|running low on memory")
 _PEER_TYPES = ("DistNetworkError", "DistStoreError", "DistBackendError", "RendezvousTimeoutError")
 
@@ -65,10 +66,16 @@ def topic(failure: Mapping[str, Any] | None, error: BaseException | None) -> str
             return "cuda-out-of-memory"
         if _IN_USE.search(str(failure.get("message"))):
             return "port-in-use"
+        if _FULL.search(str(failure.get("message"))):
+            return "storage-full"
         return "collective-timeout" if _is_peer(failure) else ""
     told = f"{type(error).__name__}: {error}"
     # Ray's reasons first: a killed worker's peers lose their connections.
-    for pattern, name in ((_KILLED, "worker-died"), (_IN_USE, "port-in-use")):
+    for pattern, name in (
+        (_KILLED, "worker-died"),
+        (_FULL, "storage-full"),
+        (_IN_USE, "port-in-use"),
+    ):
         if pattern.search(told):
             return name
     return "collective-timeout" if _PEER.search(told) or _names_peer(told) else ""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from raynb.engine.hints import data, failures, memory, progress, speed, values
 from raynb.engine.hints.view import Finding, View, first_shard, number
+from raynb.telemetry import clock
 from raynb.telemetry.digest import Digest
 from raynb.telemetry.trend import Trend
 from raynb.telemetry.update import MAX_HINTS
@@ -108,7 +108,7 @@ class Health:
         now : float, optional
             UNIX seconds.
         """
-        return self.judge(self.view(digest, failed, time.time() if now is None else now))
+        return self.judge(self.view(digest, failed, clock.now() if now is None else now))
 
     def view(self, digest: Digest, failed: Sequence[Mapping[str, Any]], now: float) -> View:
         """The picture that the rules get."""

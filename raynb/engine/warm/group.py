@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from raynb.engine.collector import RunFacts
+from raynb.engine.nodes import on_this_node
 from raynb.engine.spec import RunSpec
 from raynb.engine.supervisor import NAMESPACE
 from raynb.engine.trainer import TrainerMaker, told
@@ -82,7 +83,7 @@ class WarmGroup:
         """Start a group; :meth:`wait_ready` waits for it."""
         facts = RunFacts(spec.name, spec.run_path, None, spec.bundle, {"options": spec.summary()})
         name = GROUP + spec.name
-        options = {"name": name, "namespace": NAMESPACE, "lifetime": "detached"}
+        options = {"name": name, "namespace": NAMESPACE, "lifetime": "detached", **on_this_node()}
         actor = group_actor(spec.min_workers).options(**options).remote(facts, env, idle_s)
         actor.start.remote(GroupMaker(spec, actor))
         return cls(actor, spec)

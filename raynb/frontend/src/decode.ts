@@ -141,6 +141,7 @@ function decodeRun(value: unknown, problems: Problems): Run | null {
       samples: number(dropped["samples"]) ?? 0,
       logs: number(dropped["logs"]) ?? 0,
       series: number(dropped["series"]) ?? 0,
+      refused: number(dropped["refused"]) ?? 0,
     },
     best: decodeBest(f["best"]),
     detail: f["detail"] === "bands" ? "bands" : "ranks",

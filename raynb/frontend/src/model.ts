@@ -99,7 +99,11 @@ export class PanelState {
   incomplete = false;
   readonly problems: string[] = [];
 
-  constructor(private readonly clock: () => number = () => Date.now() / 1000) {}
+  /** @param clock - UNIX seconds; by default of a clock that does not jump when it is set anew. */
+  constructor(
+    private readonly clock: () => number = () =>
+      (performance.timeOrigin + performance.now()) / 1000,
+  ) {}
 
   /** The kernel's time now, as far as the last message tells. */
   now(): number {

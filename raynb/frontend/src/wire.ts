@@ -91,7 +91,7 @@ export interface Run {
   stoppable: boolean;
   shard_totals: Record<string, number>;
   error: RunError | null;
-  dropped: { metrics: number; samples: number; logs: number; series: number };
+  dropped: { metrics: number; samples: number; logs: number; series: number; refused: number };
   best: Best | null;
   /** Whether each rank has its series, or all share bands and a few stand out. */
   detail: "ranks" | "bands";

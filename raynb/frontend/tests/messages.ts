@@ -16,7 +16,7 @@ export function run(over: Partial<Run> = {}): Run {
     stoppable: true,
     shard_totals: { train: 60_000 },
     error: null,
-    dropped: { metrics: 0, samples: 0, logs: 0, series: 0 },
+    dropped: { metrics: 0, samples: 0, logs: 0, series: 0, refused: 0 },
     best: null,
     detail: "ranks",
     search: null,

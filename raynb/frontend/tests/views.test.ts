@@ -87,13 +87,13 @@ describe("header", () => {
       run: run({
         attempt: 2,
         best: { metric: "acc", value: 0.9812, step: 1_200, rank: 1 },
-        dropped: { metrics: 0, samples: 3, logs: 1_412, series: 2 },
+        dropped: { metrics: 0, samples: 3, logs: 1_412, series: 2, refused: 7 },
       }),
     }));
     const shown = panel.all(".rn-meta > :not([hidden])").map((node) => node.textContent).join();
     expect(shown).toContain("restarts2");
     expect(shown).toContain("acc 0.9812 at step 1,200, rank 1");
-    expect(shown).toContain("dropped: 3 samples, 1,412 log lines, 2 series");
+    expect(shown).toContain("dropped: 3 samples, 1,412 log lines, 2 series, 7 refused pieces of messages");
   });
 });
 

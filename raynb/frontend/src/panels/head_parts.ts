@@ -93,6 +93,7 @@ function droppedText({ dropped }: Run): string {
     [dropped.samples, "samples"],
     [dropped.logs, "log lines"],
     [dropped.series, "series"],
+    [dropped.refused, "refused pieces of messages"],
   ] as const;
   const lost = parts.filter(([count]) => count > 0);
   if (lost.length === 0) return "";

@@ -94,7 +94,7 @@ function runNow(over: object = {}): object {
     stoppable: !ended,
     shard_totals: { train: 30_000 * ranks },
     best: scene === "waiting" ? null : { metric: "val_accuracy", value: 0.9712, step: 1_105, rank: 0 },
-    dropped: { metrics: 0, samples: 0, logs: scene === "failed" ? 214 : 0, series: 0 },
+    dropped: { metrics: 0, samples: 0, logs: scene === "failed" ? 214 : 0, series: 0, refused: 0 },
     detail: many ? "bands" : "ranks",
     error:
       scene === "failed"
