@@ -66,7 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                     print(shown)
                 return 0
     except RaynbError as error:
-        print(f"raynb: {error.whole()}", file=sys.stderr)
+        told = error.whole().replace("More: %raynb", "More: raynb")
+        print(f"raynb: {told}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         # As a shell reports a process that SIGINT ended.

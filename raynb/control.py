@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from raynb.errors import OptionError, RaynbError
+from raynb.troubleshooting import contents, section
 
 if TYPE_CHECKING:
     from raynb._ray.head import Head
@@ -37,6 +38,10 @@ def add_commands(commands: Any) -> None:
     stop = commands.add_parser("stop", help="stop a run, wherever it was started")
     stop.add_argument("name", nargs="?", metavar="NAME", help="default: the only one")
     stop.set_defaults(run=stop_run)
+
+    explain = commands.add_parser("help", help="what to do about an error, by the topic it names")
+    explain.add_argument("topic", nargs="?", metavar="TOPIC", help="default: list them")
+    explain.set_defaults(run=show_help)
 
     cluster = commands.add_parser("cluster", help="a local cluster that outlives kernels")
     actions = cluster.add_subparsers(dest="action", metavar="up|down|status", required=True)
@@ -86,6 +91,11 @@ def stop_run(args: argparse.Namespace) -> object:
             "ends it with all else on raynb's own cluster",
         )
     return f"{run.name}: {run.state}"
+
+
+def show_help(args: argparse.Namespace) -> object:
+    """A section of the troubleshooting page, or the list of them."""
+    return contents() if args.topic is None else section(args.topic)
 
 
 # -- clusters ------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-#: The page that says more; relative to the sources, so that it is there without a network.
+#: The page that says more, in the sources; `raynb help TOPIC` shows its sections anywhere.
 TROUBLESHOOTING = "docs/troubleshooting.md"
 
 
@@ -30,7 +30,7 @@ class RaynbError(Exception):
         self.detail = detail
         if topic:
             self.topic = topic
-        self.add_note(f"More: {TROUBLESHOOTING}#{self.topic}")
+        self.add_note(f"More: %raynb help {self.topic} ({TROUBLESHOOTING}#{self.topic})")
 
     def __str__(self) -> str:
         parts = [self.message]

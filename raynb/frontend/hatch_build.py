@@ -2,7 +2,8 @@
 
 The bundle (``raynb/static``) is never committed: it contains uPlot, which is
 not ours. This hook makes it from ``raynb/frontend`` with npm, when it is
-missing or older than its sources.
+missing or older than its sources. It also puts the troubleshooting page into
+the wheel, whose sections ``raynb help`` shows.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ TARGETS = ("wheel", "sdist")
 SKIP = "RAYNB_SKIP_FRONTEND"
 OLDEST_NODE = 18
 TAIL_LINES = 30
+PAGE = ("docs/troubleshooting.md", "raynb/troubleshooting.md")
 
 
 class BundleHook(BuildHookInterface):  # type: ignore[type-arg]
@@ -41,6 +43,8 @@ class BundleHook(BuildHookInterface):  # type: ignore[type-arg]
         """Build what is stale; `version` is "standard" or "editable"."""
         if self.target_name not in TARGETS:
             return
+        if self.target_name == "wheel" and version == "standard":  # an editable one has docs/
+            build_data["force_include"][str(Path(self.root, PAGE[0]))] = PAGE[1]
         if self._is_stale():
             if _skipped():
                 self.app.display_warning(

@@ -1,4 +1,4 @@
-"""Tab completion inside the line of a raynb cell magic."""
+"""Tab completion inside the lines of raynb's magics: options, their values, commands."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from IPython.core.completer import (
 from raynb.magics.options import Option
 
 IDENTIFIER = "raynb.option_matcher"
+#: What can come next in a line magic with commands, by the words before: words or options.
+Commands = Callable[[list[str]], Iterable[str | Option]]
 
 
 def make_matcher(
-    shell: Any, magics: dict[str, tuple[Option, ...]]
+    shell: Any, magics: dict[str, tuple[Option, ...]], lines: dict[str, Commands]
 ) -> Callable[[CompletionContext], SimpleMatcherResult]:
-    """Make the matcher that completes options.
+    """Make the matcher that completes options, values and commands.
 
     Parameters
     ----------
@@ -30,6 +32,8 @@ def make_matcher(
         The shell whose variables it offers.
     magics : dict
         Names of cell magics with their options.
+    lines : dict
+        Names of line magics with their commands.
 
     Returns
     -------
@@ -39,10 +43,13 @@ def make_matcher(
 
     @context_matcher(identifier=IDENTIFIER)  # type: ignore[untyped-decorator,unused-ignore]
     def option_matcher(context: CompletionContext) -> SimpleMatcherResult:
-        found = _magic_line(context)
-        if found is None or found[0] not in magics:
+        found, line = _magic_line(context), _LINE.match(context.text_until_cursor)
+        if found is not None and found[0] in magics:
+            fragment, kind, offers = _complete(found[1], magics[found[0]], shell)
+        elif line is not None and line[1] in lines:
+            fragment, kind, offers = _complete_command(line[2], lines[line[1]], shell)
+        else:
             return {"completions": []}
-        fragment, kind, offers = _complete(found[1], magics[found[0]], shell)
         return {
             "completions": [SimpleCompletion(o, type=kind) for o in offers],
             "matched_fragment": fragment,
@@ -52,6 +59,9 @@ def make_matcher(
         }
 
     return option_matcher  # type: ignore[no-any-return,unused-ignore]
+
+
+_LINE = re.compile(r"\s*%(\w+)\s(.*)")
 
 
 def _magic_line(context: CompletionContext) -> tuple[str, str] | None:
@@ -67,6 +77,16 @@ def _magic_line(context: CompletionContext) -> tuple[str, str] | None:
     return (match[1], match[2]) if match else None
 
 
+def _complete_command(text: str, commands: Commands, shell: Any) -> tuple[str, str, Iterable[str]]:
+    words = text.split()
+    word = "" if not words or text[-1].isspace() else words.pop()
+    offers = list(commands(words))
+    options = tuple(o for o in offers if isinstance(o, Option))
+    if options:
+        return _complete(text, options, shell)
+    return word, "param", _starting(word, [o for o in offers if isinstance(o, str)])
+
+
 def _complete(text: str, options: tuple[Option, ...], shell: Any) -> tuple[str, str, Iterable[str]]:
     """The fragment before the cursor, what kind of word it is, and what it can become."""
     words = text.split()
@@ -77,11 +97,13 @@ def _complete(text: str, options: tuple[Option, ...], shell: Any) -> tuple[str, 
     if equals and spelling in by_spelling:
         option, word = by_spelling[spelling], value
     if option is not None and option.metavar:
+        # In NAME=VAR, METRIC:min|max and VAR,VAR what is completed is the last part.
+        for mark, needed in (("=", True), (":", bool(option.choices)), (",", False)):
+            if mark in option.metavar and (needed or mark in word):
+                before, found, word = word.partition(mark) if needed else word.rpartition(mark)
+                if needed and not found:
+                    return before, "param", []
         if option.variable:
-            if "=" in option.metavar:
-                name, equals, word = word.partition("=")
-                if not equals:
-                    return name, "param", []
             return word, "variable", _starting(word, _variables(shell))
         return word, "param", _starting(word, option.choices)
     if word.startswith("-") or not word:

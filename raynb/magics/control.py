@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from IPython.core.magic import Magics, line_magic, magics_class
@@ -12,8 +14,9 @@ from raynb import control
 from raynb.errors import OptionError
 from raynb.magics.config import RayNB
 from raynb.magics.help import overview
-from raynb.magics.options import OUT, identifier, split
+from raynb.magics.options import OUT, Option, identifier, split
 from raynb.magics.workers import WORDS, WorkersCommands
+from raynb.troubleshooting import topics
 
 NAME = "raynb"
 
@@ -55,6 +58,23 @@ class ControlMagics(Magics):
             commands.add_parser(word, help=what)
         control.add_commands(commands)
 
+    def offers(self, words: list[str]) -> Iterable[str | Option]:
+        """What can follow these words, for completion."""
+        if words[:1] and words[0] in WORDS:
+            return self._workers.offers(words)
+        if words == ["help"]:
+            return topics()
+        if words in (["attach"], ["stop"]):
+            return _live_names()
+        parser: argparse.ArgumentParser = self.parser
+        for word in words:
+            choices = _commands(parser)
+            if word not in choices:
+                break
+            parser = choices[word]
+        flags = [flag for action in parser._actions for flag in action.option_strings]
+        return _commands(parser) or [f for f in flags if f.startswith("--")]
+
     @line_magic
     def raynb(self, line: str) -> None:
         """Watch, stop and list runs; keep workers warm, and a cluster that outlives the kernel."""
@@ -78,3 +98,20 @@ class ControlMagics(Magics):
             print(shown)
         elif shown is not None:
             display(shown)
+
+
+def _commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return dict(action.choices)
+    return {}
+
+
+def _live_names() -> list[str]:
+    """Of the runs that go on, where this kernel is connected to a cluster already."""
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return []
+    from raynb.engine.run import live_runs
+
+    return live_runs()

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import raynb
-from raynb.errors import TROUBLESHOOTING
 
 #: Called by IPython, not by users.
 _NOT_FOR_USERS = {"load_ipython_extension", "unload_ipython_extension"}
@@ -34,11 +33,14 @@ def overview(shell: Any, parser: argparse.ArgumentParser | None = None) -> str:
         ("Commands", _commands(parser)),
         ("In Python, each with ?", _functions()),
     ]
-    text = [f"raynb {raynb.__version__}"]
+    text = [
+        f"raynb {raynb.__version__}",
+        "",
+        "%%distributed_train -n 2 on the first line of a cell trains with its code on two workers.",
+    ]
     for title, rows in parts:
         if lines := list(_aligned(rows)):
             text += ["", title, *lines]
-    text += ["", f"Docs: docs/index.md; by an error's message: {TROUBLESHOOTING}"]
     return "\n".join(text)
 
 

@@ -28,15 +28,17 @@ def load_ipython_extension(ip: Any) -> None:
         return
     defaults = RayNB(parent=ip)
     ip.configurables.append(defaults)
-    for magics in MAGICS:
-        ip.register_magics(magics(ip, defaults))
+    made = {magics: magics(ip, defaults) for magics in MAGICS}
+    for magics in made.values():
+        ip.register_magics(magics)
     ip.input_transformers_cleanup.extend([lone_magic_line, spmd.auto])
     options = {
         train.NAME: train.TrainMagics.distributed_train.options,
         tune.NAME: tune.TuneMagics.distributed_tune.options,
         spmd.NAME: spmd.SpmdMagics.distributed.options,
     }
-    ip.Completer.custom_matchers.append(completion.make_matcher(ip, options))
+    lines = {control.NAME: made[control.ControlMagics].offers}
+    ip.Completer.custom_matchers.append(completion.make_matcher(ip, options, lines))
     ip.Completer.custom_matchers.append(spmd.make_matcher())
 
 

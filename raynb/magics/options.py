@@ -192,6 +192,7 @@ BEST = Option(
     "the metric that orders the checkpoints, and whether less or more is better",
     metavar="METRIC:min|max",
     example="--best accuracy:max",
+    choices=("min", "max"),
 )
 RESUME = Option(
     ("--resume",),

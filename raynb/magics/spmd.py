@@ -35,6 +35,7 @@ PUSH = Option(
     "variables of the notebook that every rank gets first",
     metavar="VAR,VAR",
     example="--push model,batch",
+    variable=True,
     repeat=True,
 )
 PULL = Option(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 from raynb.engine.spec import RunSpec
@@ -99,6 +100,21 @@ class WorkersCommands:
                 hint=f"did you mean {near[0]}?" if near else "up, status, restart or down",
             )
         getattr(self, f"_{action}")(words[2] if len(words) > 2 else "")
+
+    def offers(self, words: list[str]) -> Iterable[str | Option]:
+        """What can follow these words, for completion."""
+        match words:
+            case ["workers"]:
+                return ACTIONS
+            case ["workers", "up", *_]:
+                magic: Any = self._up
+                found: tuple[Option, ...] = magic.options
+                return found
+            case ["workers", "restart" | "down"]:
+                return FORCE.flags
+            case ["auto"]:
+                return ("on", "off")
+        return ()
 
     @options(
         "%raynb workers up [options]",

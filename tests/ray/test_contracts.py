@@ -74,4 +74,4 @@ def test_a_cluster_of_another_ray_is_refused_in_words() -> None:
     )
     assert found.stdout.startswith(f"this kernel can't use the Ray cluster at {address}\n")
     assert "Ray: 9.9.9" in found.stdout and f"Ray: {ray.__version__}" in found.stdout
-    assert found.stdout.rstrip().endswith("docs/troubleshooting.md#version-mismatch False")
+    assert found.stdout.rstrip().endswith("docs/troubleshooting.md#version-mismatch) False")

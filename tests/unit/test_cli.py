@@ -74,7 +74,8 @@ def test_errors_are_a_message_and_a_status(
     demo: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["demo", "--out", "fail"]) == 1
-    told = "raynb: asked for 9 CPUs\nWay out: -n 2\nMore: docs/troubleshooting.md#resources\n"
+    more = "More: raynb help resources (docs/troubleshooting.md#resources)"
+    told = f"raynb: asked for 9 CPUs\nWay out: -n 2\n{more}\n"
     assert capsys.readouterr() == ("", told)
     assert cli.main(["demo", "--out", "stop"]) == 130
 

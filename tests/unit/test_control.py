@@ -18,6 +18,7 @@ from raynb import cli
 from raynb._ray import head
 from raynb.errors import OptionError, ResourceError
 from raynb.magics import loading
+from raynb.troubleshooting import topics
 
 
 @pytest.fixture
@@ -47,9 +48,27 @@ def test_alone_it_says_what_there_is(
     assert "--num-cpus" in capsys.readouterr().out
 
 
+def test_help_shows_the_section_that_an_error_names(
+    ip: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = ResourceError("asked for 9 GPUs")
+    more = error.whole().splitlines()[-1]
+    say(ip, more.removeprefix("More: %raynb ").partition(" (")[0])
+    said = capsys.readouterr().out
+    assert said.startswith("resources\n") and "the request can never be met" in said.lower()
+    assert "](" not in said and "### pending" not in said
+    say(ip, "help")
+    listed = capsys.readouterr().out
+    assert all(f"\n  {topic} " in listed.replace("\n", " \n") for topic in topics())
+    assert len(topics()) > 25 and max(map(len, listed.splitlines())) <= 100
+    assert cli.main(["help", "resources"]) == 0
+    assert capsys.readouterr().out == said
+
+
 @pytest.mark.parametrize(
     ("line", "says"),
     [
+        ("help resorces", "did you mean resources"),
         ("atach x", "atach"),
         ("cluster", "up.down.status"),
         ("cluster up --num-cpus two", "two"),

@@ -50,6 +50,9 @@ FOREIGN = {
     "--exclude": "srun",
     "--overlap": "srun",
     "--limit-mb": "tests/bench/memory.py",
+    "--only": "tests/bench/compare.py",
+    "--keep": "tests/bench/compare.py",
+    "--table": "tests/bench/compare.py",
     "--times": "tests/bench/reliability.py",
 }
 
@@ -321,9 +324,9 @@ def test_an_error_says_where_to_read_more() -> None:
     import traceback
 
     error = OptionError("no", hint="yes", topic="name-taken")
-    more = "More: docs/troubleshooting.md#name-taken"
+    more = "More: %raynb help name-taken (docs/troubleshooting.md#name-taken)"
     assert str(error) == "no\nWay out: yes"
     assert error._render_traceback_() == ["OptionError: no", "Way out: yes", more]
     assert traceback.format_exception(error)[-1].strip() == more
     assert pickle.loads(pickle.dumps(error)).whole() == error.whole()
-    assert RaynbError("x").whole().endswith("#raynb-error")
+    assert RaynbError("x").whole().endswith("#raynb-error)")

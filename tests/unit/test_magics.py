@@ -17,7 +17,7 @@ from traitlets.config import Config
 
 import raynb
 from raynb.errors import CaptureError, OptionError, TrainingError
-from raynb.magics import loading
+from raynb.magics import loading, spmd, train, tune
 from raynb.magics.config import RayNB
 from raynb.magics.train import CellSyntaxError, RunInterrupted
 
@@ -120,7 +120,7 @@ def test_a_failure_fails_the_cell_in_short_and_keeps_the_result(
     assert failure(ip, "%%distributed_train\n1/0") is api.error
     assert ip.user_ns["result"] is api.started[0].run.result is not None
     shown = capsys.readouterr().out
-    more = "More: docs/troubleshooting.md#training-failed"
+    more = "More: %raynb help training-failed (docs/troubleshooting.md#training-failed)"
     assert shown.strip() == f"TrainingError: rank 1 failed: ZeroDivisionError\n{more}"
 
 
@@ -379,6 +379,22 @@ def variables(ip: InteractiveShell) -> InteractiveShell:
         ("%%distributed_train --dataset=train=tr|\nx", {"train_ds": "tr"}),
         ("%%distributed_train -n 2 \\\n --no-e|\nx", {"--no-echo": "--no-e"}),
         ("\n%%distributed_train --dry|", {"--dry-run": "--dry"}),
+        ("%%distributed_train --best loss:|\nx", {"min": "", "max": ""}),
+        ("%%distributed_tune --scheduler a|\nx", {"asha": "a"}),
+        ("%%distributed_tune --scheduler-arg grace=tr|\nx", {"train_ds": "tr"}),
+        ("%%distributed --pu|\nx", {"--push": "--pu", "--pull": "--pu"}),
+        ("%%distributed --push config,tr|\nx", {"train_ds": "tr"}),
+        ("%%distributed --push conf|\nx", {"config": "conf", "config_b": "conf"}),
+        ("%raynb s|", {"stop": "s"}),
+        ("x = 1\n%raynb cluster |\nx", {"up": "", "down": "", "status": ""}),
+        ("%raynb cluster up --num-c|", {"--num-cpus": "--num-c"}),
+        ("%raynb cluster down --|", {"--help": "--", "--force": "--"}),
+        ("%raynb workers re|", {"restart": "re"}),
+        ("%raynb workers up --idle|", {"--idle-timeout": "--idle"}),
+        ("%raynb workers up -n 2 --backend |", {"nccl": "", "gloo": ""}),
+        ("%raynb workers down |", {"--force": ""}),
+        ("%raynb auto o|", {"on": "o", "off": "o"}),
+        ("%raynb help collective|", {"collective-timeout": "collective"}),
     ],
 )  # fmt: skip
 def test_completion_in_the_magic_line(
@@ -388,8 +404,24 @@ def test_completion_in_the_magic_line(
 
 
 def test_every_spelling_is_offered(ip: InteractiveShell) -> None:
-    offered = completions(ip, "%%distributed_train |\nx = 1")
-    assert {"-n", "--num-workers", "--gpu", "--no-gpu", "--dataset", "-h"} <= set(offered)
+    for magic in (
+        train.TrainMagics.distributed_train,
+        tune.TuneMagics.distributed_tune,
+        spmd.SpmdMagics.distributed,
+    ):
+        offered = completions(ip, f"%%{magic.__name__} |\nx = 1")
+        assert set(offered) == {s for option in magic.options for s in option.spellings}
+
+
+def test_every_command_is_offered(ip: InteractiveShell) -> None:
+    offered = completions(ip, "%raynb |")
+    assert {"runs", "attach", "stop", "help", "cluster", "workers", "auto"} == set(offered)
+
+
+@pytest.mark.parametrize("start", ["%%distributed_tr", "%%distributed_tu", "%%distr", "%rayn"])
+def test_magics_themselves_are_offered(ip: InteractiveShell, start: str) -> None:
+    offered = completions(ip, f"{start}|")
+    assert any(o.startswith(start) for o in offered)
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ def test_the_wheel_is_small_and_whole(built: tuple[Path, Path]) -> None:
         )
         entries = archive.read(next(n for n in names if n.endswith("/entry_points.txt"))).decode()
     assert {"raynb/py.typed", "raynb/static/panel.js", "raynb/static/panel.css"} <= set(names)
+    assert "raynb/troubleshooting.md" in names
     assert any(n.endswith("dist-info/licenses/LICENSE") for n in names)
     assert "uPlot" in licences and "MIT License" in licences
     assert not [n for n in names if "frontend" in n or "node_modules" in n or "tests" in n]
@@ -77,6 +78,8 @@ def test_raynb_runs_from_the_wheel(built: tuple[Path, Path], tmp_path: Path) -> 
     assert python("-c", where) == f"{site}/raynb/__init__.py {raynb.__version__}"
     bundle = "from raynb.doctor import check_bundle; print(check_bundle()[0].value)"
     assert python("-c", bundle).endswith("bundle")
+    # The troubleshooting page is in it: what an error points to is there without the sources.
+    assert python("-m", "raynb", "help", "cuda-out-of-memory").count("\n") > 3
 
 
 def test_the_version_stands_in_one_place() -> None:
