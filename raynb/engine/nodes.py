@@ -22,13 +22,14 @@ ANSWER_S = 60.0
 
 
 def on_this_node() -> dict[str, Any]:
-    """Options of an actor that runs on this process's node, as long as that is there.
+    """Options of an actor that runs on this process's node.
 
-    Without a wish, Ray takes any node for an actor that needs no CPU: the loss of any would then
-    be the loss of the run, where the ones of its workers can be made up for.
+    Without a demand, Ray takes any node for an actor that needs no CPU, and for such a one it does
+    not hear a wish: the loss of any node would then be the loss of the run, where the ones of its
+    workers can be made up for.
     """
     here = ray.get_runtime_context().get_node_id()
-    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=True)}
+    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=False)}
 
 
 def check_nodes(spec: RunSpec, *, stores: bool = True) -> None:
