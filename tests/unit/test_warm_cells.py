@@ -87,6 +87,23 @@ def test_output_streams_while_the_cell_runs() -> None:
     assert texts == ["0", "1", "2", "3"]
 
 
+def test_ipythons_display_shows_too() -> None:
+    import IPython.display as names_there
+
+    original, names = names_there.display, Namespace()
+    source = (
+        "from IPython.display import HTML, display\n"
+        "display(HTML('<b>rich</b>'), 7)\n"
+        "display({'text/plain': 'raw', 'text/html': '<i>raw</i>', 'x': 1}, raw=True)"
+    )
+    html, seven, raw = run(names, source).shown
+    assert html["text/html"] == "<b>rich</b>" and seven == {"text/plain": "7"}
+    assert raw == {"text/plain": "raw", "text/html": "<i>raw</i>"}
+    assert names_there.display is original
+    # The name that a cell has imported goes on to show in later ones.
+    assert run(names, "display(8)").shown == [{"text/plain": "8"}]
+
+
 def test_rich_values() -> None:
     class Rich:
         def __repr__(self) -> str:

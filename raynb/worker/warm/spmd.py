@@ -133,7 +133,8 @@ class Namespace:
             return self._ask(order.program.form, order.program.source)
         end = CellEnd()
         self._shown = end.shown
-        with _output(send) as lines, as_main(self._module):
+        shows = _ipython_shows(self._display, order.program.source)
+        with _output(send) as lines, as_main(self._module), shows:
             try:
                 with interrupts.open():
                     values = self._execute(order)
@@ -173,15 +174,39 @@ class Namespace:
             )
         return [*(self.names[name] for name in order.pull), *([value] if order.value else [])]
 
-    def _display(self, *values: Any) -> None:
+    def _display(self, *values: Any, raw: bool = False, **_: Any) -> None:
         """What ``display`` is on a worker: it is shown below the cell."""
-        self._shown += [bundle_of(value) for value in values]
+        self._shown += [
+            {str(k): v for k, v in value.items() if isinstance(v, str)}
+            if raw and isinstance(value, dict)
+            else bundle_of(value)
+            for value in values
+        ]
 
     def _ask(self, form: str, text: str) -> CellEnd:
         found: Any = None
         with contextlib.suppress(Exception):
             found = completions(text, self.names) if form == "complete" else about(text, self.names)
         return CellEnd(values=cloudpickle.dumps([found]))
+
+
+@contextlib.contextmanager
+def _ipython_shows(display: Callable[..., None], source: str) -> Iterator[None]:
+    """Let IPython's ``display`` show on this worker too; without a shell it would print a repr."""
+    homes = []
+    if "IPython" in source:  # importing it takes its time
+        with contextlib.suppress(ImportError):
+            import IPython.core.display_functions as functions
+            import IPython.display as names
+
+            homes = [(home, home.display) for home in (functions, names)]
+    for home, _ in homes:
+        home.display = display
+    try:
+        yield
+    finally:
+        for home, original in homes:
+            home.display = original
 
 
 def compile_split(source: str, filename: str) -> tuple[CodeType | None, CodeType | None]:
