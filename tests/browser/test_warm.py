@@ -54,7 +54,7 @@ def test_the_workers_view_and_cells_on_every_rank(
     assert "started anew 1 time" in view.inner_text()
     view.locator("button", has_text="Down").click()
     view.get_by_text("No warm workers are up").wait_for(timeout=60_000)
-    assert notebook.execute("print(raynb.workers.status())") == "None"
+    assert notebook.execute("import raynb; print(raynb.workers.status())") == "None"
 
 
 def _until(notebook: Notebook, view: Any, holds: Callable[[str], bool]) -> None:
