@@ -85,7 +85,8 @@ def headline(found: dict[str, Any] | None) -> str:
         parts.append(f"run {found['job']}")
     if found["idle"] is not None:
         left = max(0.0, found["idle_timeout"] - found["idle"])
-        parts.append(f"idle for {human_seconds(found['idle'])}, ends in {human_seconds(left)}")
+        parts[0] += f" for {human_seconds(found['idle'])}"
+        parts.append(f"they end in {human_seconds(left)}")
     parts.append(f"{plural(found['jobs'], 'run')} so far")
     if found["restarts"]:
         parts.append(f"started anew {plural(found['restarts'], 'time')}")
