@@ -66,3 +66,12 @@ class TestStored:
         assert cells[0].cell_type == "markdown" and cells[0].source.startswith("# ")
         assert len({cell.id for cell in cells}) == len(cells)
         assert all(re.fullmatch(r"[a-z-]+-\d+", cell.id) for cell in cells)
+
+
+def test_binders_quickstart_is_the_quickstart() -> None:
+    from raynb.demo import build_notebook
+
+    stored = read(ROOT / "binder" / "quickstart.ipynb")
+    made = build_notebook(dataset="digits", workers=1, epochs=5, rows=None, small=True)
+    assert [cell.source for cell in stored.cells] == [cell.source for cell in made.cells]
+    assert "-n 1 " in made.cells[3].source and "torchvision" not in made.cells[3].source
