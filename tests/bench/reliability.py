@@ -42,13 +42,17 @@ ROWS: Mapping[str, str] = {
     "controller killed": f"{FAULTS}::test_a_killed_controller_is_one_error",
     "supervisor killed": "tests/ray/test_runs.py::test_dead_supervisor",
     "kernel killed": "tests/ray/test_attach.py::test_a_run_outlives_its_kernel_and_others_watch_it",
+    "node lost": f"{NODES}::test_a_lost_node_without_max_failures_is_one_error",
+    "node lost, --max-failures": f"{NODES}::test_a_lost_node_is_made_up_for_from_the_checkpoint",
+    "nodes join and leave": f"{NODES}::test_nodes_join_and_leave_an_elastic_run",
     "a node lacks raynb or the storage": (
         f"{NODES}::test_what_a_node_lacks_is_said_before_training"
     ),
-    "head lost": f"{NODES}::test_a_lost_head_is_one_error_and_the_kernel_lives",
+    "head lost and started again": f"{NODES}::test_a_head_that_restarts",
     "disk full for a while": f"{FAULTS}::test_a_disk_that_is_full_for_a_while_loses_nothing",
     "disk full": f"{FAULTS}::test_a_full_disk_is_one_error_that_says_so",
     "storage unwritable a while": f"{FAULTS}::test_storage_that_fails_for_a_while_loses_nothing",
+    "storage does not answer": f"{FAULTS}::test_storage_that_does_not_answer_holds_nothing_up",
     "two runs with one name": f"{FAULTS}::test_of_two_runs_with_one_name_one_is_refused",
     "stop: interrupts swallowed, C code, DataLoader": (
         f"{FAULTS}::test_stop_ends_what_python_can_not"

@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -268,7 +269,7 @@ def test_a_full_disk_is_one_error_that_says_so(
     config = {"steps": 100_000, "every": 100}
     started = Started(tmp_path, config=config, storage_path=str(small_disk))
     pids = started.reaches(20)
-    fill(small_disk)
+    filler = fill(small_disk)
     result = started.ends(60)
     assert result.state == "failed"
     with pytest.raises(TrainingError) as raised:
@@ -279,7 +280,54 @@ def test_a_full_disk_is_one_error_that_says_so(
     # that Ray has killed.
     for seen, written in zip(rows_of(result), started.written(), strict=True):
         assert seen == written[: len(seen)] and len(written) - len(seen) < 40
-    nothing_left(pids, 15)
+    # Its supervisor stays until all is written, for ten minutes at most.
+    filler.unlink()
+    nothing_left(pids, 30)
+
+
+@expensive
+def test_storage_that_does_not_answer_holds_nothing_up(tmp_path: Path) -> None:
+    """An S3 server that is stopped for a while: a connection that hangs, no error."""
+    import pyarrow.fs as pafs
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with (tmp_path / "s3.log").open("wb") as log:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+            stdout=log, stderr=log,
+        )  # fmt: skip
+    try:
+        end = time.monotonic() + 30
+        while time.monotonic() < end:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                break
+            time.sleep(0.2)
+        at = f"endpoint_override=127.0.0.1:{port}&scheme=http"
+        files, _ = pafs.FileSystem.from_uri(
+            f"s3://key:secret@bucket?{at}&allow_bucket_creation=true"
+        )
+        files.create_dir("bucket")
+        started = Started(
+            tmp_path,
+            config={"steps": 500, "every": 10_000},
+            storage_path=f"s3://key:secret@bucket/runs?{at}",
+        )
+        started.reaches(20)
+        server.send_signal(signal.SIGSTOP)
+        steps = len(started.written()[0])
+        time.sleep(12)
+        gone_on = len(started.written()[0]) - steps
+        server.send_signal(signal.SIGCONT)
+        assert gone_on > 120, "training waits for storage"
+        result = started.ends(120)
+        assert result.state == "finished"
+        assert rows_of(result) == started.written()
+    finally:
+        server.send_signal(signal.SIGCONT)
+        server.kill()
+        server.wait()
 
 
 # -- one name ------------------------------------------------------------------------------------
