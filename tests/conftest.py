@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 import gc
+import signal
+
+
+def pytest_configure() -> None:
+    # A shell starts what it runs in the background without SIGINT, which tests of interrupts send.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_unconfigure() -> None:
