@@ -55,6 +55,7 @@ def peer(rounds: int) -> None:
         shell.run_cell("%load_ext nbdistributed")
         shell.run_cell("%dist_init -n 2")
         shell.run_cell("%dist_mode -d")  # else it sends every cell by itself
+        time.sleep(10)  # it loses cells that are sent before its ranks are connected
         try:
             times = cells(shell, "%%distributed\n", rounds)
             with capture_output() as captured:
