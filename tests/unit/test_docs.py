@@ -54,6 +54,7 @@ FOREIGN = {
     "--keep": "tests/bench/compare.py",
     "--table": "tests/bench/compare.py",
     "--times": "tests/bench/reliability.py",
+    "--notebook": "tests/bench/memory.py",
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import base64
 import contextlib
+import importlib
 import inspect
 import io
 import linecache
@@ -194,12 +195,12 @@ class Namespace:
 def _ipython_shows(display: Callable[..., None], source: str) -> Iterator[None]:
     """Let IPython's ``display`` show on this worker too; without a shell it would print a repr."""
     homes = []
-    if "IPython" in source:  # importing it takes its time
+    if "IPython" in source:  # the cell imports it; a worker by itself does not
         with contextlib.suppress(ImportError):
-            import IPython.core.display_functions as functions
-            import IPython.display as names
-
-            homes = [(home, home.display) for home in (functions, names)]
+            found = map(
+                importlib.import_module, ("IPython.core.display_functions", "IPython.display")
+            )
+            homes = [(home, home.display) for home in found]
     for home, _ in homes:
         home.display = display
     try:
