@@ -194,13 +194,12 @@ class Namespace:
 @contextlib.contextmanager
 def _ipython_shows(display: Callable[..., None], source: str) -> Iterator[None]:
     """Let IPython's ``display`` show on this worker too; without a shell it would print a repr."""
-    homes = []
+    homes: list[tuple[Any, Any]] = []
     if "IPython" in source:  # the cell imports it; a worker by itself does not
         with contextlib.suppress(ImportError):
-            found = map(
-                importlib.import_module, ("IPython.core.display_functions", "IPython.display")
-            )
-            homes = [(home, home.display) for home in found]
+            for name in ("IPython.core.display_functions", "IPython.display"):
+                home = importlib.import_module(name)
+                homes.append((home, home.display))
     for home, _ in homes:
         home.display = display
     try:
