@@ -1,22 +1,14 @@
 /** Golden messages with random parts replaced: decoded, taken and shown without an exception. */
-import { readdirSync, readFileSync } from "node:fs";
-import { join } from "node:path";
 import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
 import { decode } from "../src/decode";
 import { LIMITS } from "../src/wire";
+import { names, read } from "./golden";
 import { openPanel, type OpenPanel } from "./open_panel";
 import { openSearch } from "./open_search";
 
-const FOLDER = join(__dirname, "..", "..", "..", "tests", "golden");
-const NAMES = readdirSync(FOLDER).filter((name) => /^wire_.*\.json$/.test(name));
 const EVIL = "<img src=x onerror=window.hacked=1>";
 const DECODED = 400;
 const SHOWN = 25;
-
-interface Golden {
-  content: unknown;
-  buffers: string[];
-}
 
 /** mulberry32: small, and the same everywhere. */
 function randomOf(seed: number): (below: number) => number {
@@ -68,18 +60,7 @@ function bend(whole: unknown, random: (below: number) => number): unknown {
   return root.message;
 }
 
-function read(name: string): { content: unknown; buffers: DataView[] } {
-  const { content, buffers } = JSON.parse(readFileSync(join(FOLDER, name), "utf8")) as Golden;
-  return {
-    content,
-    buffers: buffers.map((text) => {
-      const bytes = Buffer.from(text, "base64");
-      return new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
-    }),
-  };
-}
-
-describe.each(NAMES)("%s, bent", (name) => {
+describe.each(names)("%s, bent", (name) => {
   const { content, buffers } = read(name);
   let panel: OpenPanel;
   beforeEach(() => vi.useFakeTimers());

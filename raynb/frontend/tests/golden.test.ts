@@ -1,32 +1,10 @@
 /** The kernel's own messages, kept in tests/golden, decode and render. */
-import { existsSync, readdirSync, readFileSync } from "node:fs";
-import { join } from "node:path";
 import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
 import { decode } from "../src/decode";
 import type { Update } from "../src/wire";
+import { names, read } from "./golden";
 import { openPanel, type OpenPanel } from "./open_panel";
 import { openSearch } from "./open_search";
-
-const FOLDER = join(__dirname, "..", "..", "..", "tests", "golden");
-const names = existsSync(FOLDER)
-  ? readdirSync(FOLDER).filter((name) => /^wire_.*\.json$/.test(name))
-  : [];
-
-interface Golden {
-  content: Record<string, unknown>;
-  buffers: string[];
-}
-
-function read(name: string): { content: Golden["content"]; buffers: DataView[] } {
-  const { content, buffers } = JSON.parse(readFileSync(join(FOLDER, name), "utf8")) as Golden;
-  return {
-    content,
-    buffers: buffers.map((text) => {
-      const bytes = Buffer.from(text, "base64");
-      return new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
-    }),
-  };
-}
 
 describe.skipIf(names.length === 0)("golden messages", () => {
   let panel: OpenPanel;
