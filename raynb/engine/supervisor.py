@@ -17,6 +17,7 @@ import ray
 from raynb.engine.collector import TERMINAL, Collector, RunFacts
 from raynb.engine.nodes import Roll
 from raynb.engine.preflight import EPSILON
+from raynb.scratch import sweep
 from raynb.telemetry.channel import interval_s
 from raynb.telemetry.events import printable
 
@@ -353,6 +354,8 @@ class RunSupervisor:
             left = self._released and not self._watched()
             if self._ended.is_set() and (forgotten or (left and self._all_written())):
                 self._collector.close()
+                with contextlib.suppress(Exception):  # of workers that were killed
+                    sweep()
                 os._exit(0)
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from raynb.errors import CheckpointError
+from raynb.scratch import Scratch
 from raynb.telemetry.events import to_values
 from raynb.worker import runtime
 
@@ -82,7 +82,7 @@ def checkpoint(
     sharded = _is_sharded(model)
     if rank == 0 and not sharded:
         content |= _whole(model, optimizer)
-    with tempfile.TemporaryDirectory(prefix="raynb-checkpoint-") as directory:
+    with Scratch("checkpoint") as directory:
         if sharded:
             _save_shards(model, optimizer, directory)
         if rank == 0:

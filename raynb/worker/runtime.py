@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from raynb.scratch import Scratch, sweep
 from raynb.telemetry import clock
 from raynb.telemetry.channel import ActorTransport, Channel, Transport
 from raynb.telemetry.events import to_value
@@ -133,6 +134,8 @@ class Runtime:
         self._thread = threading.get_ident()
         self._pid = os.getpid()
         self._ended = False
+        #: Of the log while the storage is remote.
+        self._local_logs: Scratch | None = None
         self._undo = contextlib.ExitStack()
         #: What can't be watched before the user's code imports it.
         self._later: list[Callable[[], Callable[[], None] | None]] = []
@@ -243,18 +246,21 @@ class Runtime:
             return None  # in the kernel, output belongs in the cell
         directory = self.link.log_dir
         if directory is None:
-            import tempfile
-
-            directory = tempfile.mkdtemp(prefix="raynb-logs-")
+            self._local_logs = Scratch("logs")
+            directory = self._local_logs.path
         pump = LogPump(os.path.join(directory, log_name(self.rank)), attempt)
         pump.install()
         return pump
 
     def _upload_log(self, path: str) -> None:
-        if self.link.log_dir is not None or self.link.remote_log_dir is None:
+        if self._local_logs is None:
             return
-        import shutil
+        with self._local_logs:
+            self._copy_log(path)
 
+    def _copy_log(self, path: str) -> None:
+        if self.link.remote_log_dir is None:
+            return
         import pyarrow.fs as pafs
 
         filesystem, directory = self.link.remote_log_dir
@@ -266,7 +272,6 @@ class Runtime:
                 source_filesystem=pafs.LocalFileSystem(),
                 destination_filesystem=filesystem,
             )
-        shutil.rmtree(os.path.dirname(path), ignore_errors=True)
 
     @contextlib.contextmanager
     def _report(self, metrics: Mapping[Any, Any], checkpoint: Any) -> Iterator[Any]:
@@ -329,6 +334,9 @@ class Runtime:
             self.channel.put("timing", timing)
 
     def _sample(self, gpu: str | None, shared: bool) -> None:
+        if not self.link.local:
+            with contextlib.suppress(Exception):
+                sweep()  # of an attempt before this one, say
         samplers = Samplers(gpu, self.link.num_cpus, shared)
         while True:
             with contextlib.suppress(Exception):  # the next look may succeed

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import posixpath
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from raynb.results.fetch import fetch
 from raynb.results.left import is_run
 from raynb.results.loaders.base import How, Loader, installed, known_formats, named
 from raynb.results.text import mapping
+from raynb.scratch import Scratch
 from raynb.weights.devices import device_of
 from raynb.weights.fit import load_into, pick
 from raynb.weights.torch_file import first_line, printable
@@ -246,7 +246,7 @@ def _file_here(filesystem: pafs.FileSystem, path: str) -> Iterator[Path]:
     if isinstance(filesystem, pafs.LocalFileSystem):
         yield Path(path)
         return
-    with tempfile.TemporaryDirectory(prefix="raynb-") as directory:
+    with Scratch("load") as directory:
         here = Path(directory) / posixpath.basename(path)
         _copy(filesystem, path, here)
         yield here
@@ -257,7 +257,7 @@ def _directory_here(filesystem: pafs.FileSystem, path: str, shown: str) -> Itera
     if isinstance(filesystem, pafs.LocalFileSystem):
         yield Path(path)
         return
-    with tempfile.TemporaryDirectory(prefix="raynb-") as directory:
+    with Scratch("load") as directory:
         _copy(filesystem, path, Path(directory))
         yield Path(directory)
 
