@@ -68,7 +68,7 @@ def show_runs(args: argparse.Namespace) -> object:
     names = live_runs() if cluster.connect() else []
     if names:
         print(f"going on (%raynb attach NAME): {', '.join(names)}")
-    return runs(args.storage)
+    return runs(args.storage).with_live(names)
 
 
 def attach_to(args: argparse.Namespace) -> Any:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import sys
 import types
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import ray
 import ray.train.v2._internal.execution.train_fn_utils as train_fn_utils
+import ray.util.debug
 
 
 @contextlib.contextmanager
@@ -52,6 +54,21 @@ def hooks(
         yield
     finally:
         utils.__class__ = base
+
+
+@contextlib.contextmanager
+def refuse_v1_session() -> Iterator[None]:
+    """Make ``ray.air.session`` raise, until the block ends.
+
+    In V2 its functions do nothing: they warn once in a process and return None, and what was
+    reported is lost.
+    """
+    ray.util.debug.reset_log_once()  # a warm worker has had jobs before
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "error", r".*is meant to only be called inside a function that is executed by a Tuner"
+        )
+        yield
 
 
 #: What the exchanged functions do, by their name.

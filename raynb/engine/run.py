@@ -36,6 +36,8 @@ ANSWER_S = 5.0
 UNREACHABLE_S = 30.0
 #: Seconds that stopping may take before the supervisor itself is killed.
 STOP_S = 15.0
+#: What Ray Train V1's habits raise in V2; the warning is of a session that would do nothing.
+_V1_ERRORS = ("DeprecationWarning", "AttributeError", "ImportError", "TypeError", "UserWarning")
 
 
 class Backend(Protocol):
@@ -644,7 +646,7 @@ def training_error(outcome: Outcome, mirror: Mirror, result: Any) -> RaynbError:
             "it; see the panel's events)"
         )
     hint, topic = "", failures.topic(failure, outcome.error)
-    if failure["type"] in ("DeprecationWarning", "AttributeError", "ImportError", "TypeError"):
+    if failure["type"] in _V1_ERRORS:
         cell = failure.get("cell") or {}
         hint = replacement(failure["message"], cell.get("text", ""))
         topic = "ray-train-v1" if hint else topic

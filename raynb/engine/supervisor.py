@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import psutil
 import pyarrow as pa
 import ray
 
 from raynb.engine.collector import TERMINAL, Collector, RunFacts
+from raynb.engine.gone import Gone, runs
 from raynb.engine.nodes import Roll
 from raynb.engine.preflight import EPSILON
 from raynb.scratch import sweep
@@ -311,7 +311,7 @@ class RunSupervisor:
         ]
         end = time.monotonic() + 5
         while mine and time.monotonic() < end:
-            mine = [(rank, pid) for rank, pid in mine if _runs(pid)]
+            mine = [(rank, pid) for rank, pid in mine if runs(pid)]
             time.sleep(0.05)
         for rank, pid in mine:
             self._collector.event(f"rank {rank}'s process {pid} is still there", "error")
@@ -343,13 +343,17 @@ class RunSupervisor:
     def _watch(self) -> None:
         """Tell who joins and leaves the cluster; leave when the run has ended and all have its
         outcome, or nobody has come for it."""
-        roll = Roll()
+        roll, gone, here = Roll(), Gone(), ray.util.get_node_ip_address()
         while True:
             time.sleep(WATCH_S)
             if not self._ended.is_set():
+                workers = self._collector.workers()
                 with contextlib.suppress(Exception):  # the head may be away
-                    for text, level in roll.news(self._collector.workers()):
+                    for text, level in roll.news(workers):
                         self._collector.event(text, level)
+                training = self._collector.state == "training"
+                for text, level in gone.news(here, workers if training else {}):
+                    self._collector.event(text, level)
             forgotten = time.monotonic() - self._asked > LINGER_S
             left = self._released and not self._watched()
             if self._ended.is_set() and (forgotten or (left and self._all_written())):
@@ -360,13 +364,6 @@ class RunSupervisor:
 
 
 Supervisor = ray.remote(**ACTOR)(RunSupervisor)
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
 
 
 def shown_error(failure: Mapping[str, Any] | None, error: BaseException) -> dict[str, Any]:

@@ -29,7 +29,8 @@ _REPLACED = (
         "use PyTorch itself: torch.autocast, torch.amp.GradScaler, loss.backward()",
     ),
     (
-        r"session\.report|ray\.air.*session|\bsession\b.*ray\.air",
+        r"only be called inside a function that is executed by a Tuner"
+        r"|session\.report|ray\.air.*session|\bsession\b.*ray\.air",
         "use ray.train.report, ray.train.get_context and ray.train.get_dataset_shard",
     ),
     (r"get_metadata|\bmetadata\b.*deprecated", "put the metadata into the config"),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pandas as pd
@@ -33,6 +33,8 @@ from raynb.telemetry.units import human_seconds
 
 #: Runs that a table shows; ``frame`` has them all.
 MAX_ROWS = 200
+#: Seconds in which a run that goes on writes something: three signs of life.
+_FRESH_S = 15.0
 #: Records that are read at a time: storage far away answers slowly, and to many at once.
 _READERS = 16
 COLUMNS = ("name", "state", "started", "duration", "best", "metric", "mode", "workers", "records",
@@ -119,6 +121,19 @@ class RunsTable:
     others: int = 0
     _made: float = field(default_factory=time.time)
     _live: str = ""
+
+    def with_live(self, names: Collection[str]) -> RunsTable:
+        """The same runs, where those that a cluster says are going on are told so.
+
+        Parameters
+        ----------
+        names : collection of str
+            Runs on the cluster; a run of the same name that has not written for long is another.
+        """
+        fresh = self._made - self.frame["written"] < _FRESH_S
+        lives = (self.frame["state"] == "running_or_lost") & self.frame["name"].isin(names) & fresh
+        frame = self.frame.assign(state=self.frame["state"].mask(lives, "running"))
+        return replace(self, frame=frame)
 
     def sort(self, by: str, descending: bool | None = None) -> RunsTable:
         """The same runs in another order; what isn't known comes last.

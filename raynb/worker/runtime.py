@@ -144,7 +144,7 @@ class Runtime:
         global _current
         import ray.train
 
-        from raynb._ray.worker import hooks, watch_prepare
+        from raynb._ray.worker import hooks, refuse_v1_session, watch_prepare
 
         context = ray.train.get_context()
         self.rank: int = context.get_world_rank()
@@ -155,6 +155,7 @@ class Runtime:
             transport, self.rank, attempt, context.get_world_size(), self.link.run
         )
         self._pump = self._take_stdio(attempt)
+        self._undo.enter_context(refuse_v1_session())
         self._undo.enter_context(hooks(on_report=self._report, on_shard=self._shard))
         self._later = [
             functools.partial(watch_prepare, on_loader=self._loader, on_model=self._model),

@@ -1,9 +1,11 @@
 """Break a run in each way that docs/reliability.md names, and write down what came of it.
 
 Run by hand: ``python tests/bench/reliability.py [--times 10] [--only ROW] [--list]``. Each row is
-the tests named below, each time in a process of its own, with the expensive ones. A row is written
-as often as it ran; the rows that did not run keep what was measured before. The bars: every time as
-expected, and nothing left: no process, no file for temporary use, no shared memory.
+the tests named below, each time in a process of its own, with the expensive ones, all rows once
+before any of them again. Rows that did not run keep what was measured before. With ``--keep FILE``
+each time adds a line of JSON to the file, and the table is of all lines there: the times may come
+from several calls, and ``--times 0`` only writes it. The bars: every time as expected, and nothing
+left: no process, no file for temporary use, no shared memory.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import importlib.metadata
+import json
 import os
 import platform
 import statistics
@@ -21,6 +24,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import psutil
@@ -36,6 +40,9 @@ ROWS: Mapping[str, str] = {
     "worker killed, --max-failures": (
         f"{FAULTS}::test_a_killed_worker_is_replaced_and_goes_on_from_the_checkpoint"
     ),
+    "worker killed beside one that holds Python's lock": (
+        f"{FAULTS}::test_a_killed_worker_beside_one_that_does_not_answer"
+    ),
     "worker stopped (SIGSTOP)": f"{FAULTS}::test_a_stopped_process_is_seen_and_can_be_stopped",
     "a rank exits, or is out of GPU memory": f"{FAULTS}::test_a_rank_that_ends_itself",
     "exception on one rank": "tests/ray/test_runs.py::test_a_failing_rank_is_one_error",
@@ -44,6 +51,7 @@ ROWS: Mapping[str, str] = {
     "kernel killed": "tests/ray/test_attach.py::test_a_run_outlives_its_kernel_and_others_watch_it",
     "node lost": f"{NODES}::test_a_lost_node_without_max_failures_is_one_error",
     "node lost, --max-failures": f"{NODES}::test_a_lost_node_is_made_up_for_from_the_checkpoint",
+    "network of a node cut": f"{NODES}::test_a_network_that_is_cut",
     "nodes join and leave": f"{NODES}::test_nodes_join_and_leave_an_elastic_run",
     "a node lacks raynb or the storage": (
         f"{NODES}::test_what_a_node_lacks_is_said_before_training"
@@ -60,6 +68,7 @@ ROWS: Mapping[str, str] = {
     "stop: in a collective, asleep": "tests/ray/test_runs.py::test_stop",
     "three interrupts": f"{FAULTS}::test_three_interrupts_never_end_the_kernel",
     "clock set anew": f"{FAULTS}::test_a_clock_that_jumps_changes_nothing",
+    "browser killed": "tests/browser/test_killed.py::test_a_killed_browser_changes_nothing",
     "page reloaded": "tests/browser/test_panel.py::test_looks_keys_and_a_reload",
 }
 
@@ -83,10 +92,21 @@ class Seen:
     right: int = 0
     skipped: str = ""
     left: list[str] = field(default_factory=list)
+    date: str = ""
 
-    def line(self, row: str, today: str) -> str:
-        ran = len(self.seconds)
-        if self.skipped:
+    def add(self, time: Mapping[str, Any]) -> None:
+        """Count one more time."""
+        self.date = time["date"]
+        if time["skipped"]:
+            self.skipped = time["skipped"]
+            return
+        self.seconds.append(time["seconds"])
+        self.right += time["passed"]
+        self.left += time["left"]
+
+    def line(self, row: str) -> str:
+        ran, today = len(self.seconds), self.date
+        if not ran:
             return f"| {row} | 0 | n/a | n/a | n/a | {today}: skipped, {self.skipped} |"
         each = f"{statistics.median(self.seconds):.0f} ({max(self.seconds):.0f})"
         left = ", ".join(sorted(set(self.left))) or "nothing"
@@ -171,6 +191,7 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=10)
     parser.add_argument("--only", action="append", metavar="ROW", help="a row's name, or a part")
     parser.add_argument("--limit-s", type=float, default=300.0, help="of one time")
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="JSON lines that are added to")
     parser.add_argument("--list", action="store_true", help="print the rows and their tests")
     args = parser.parse_args()
     chosen = {r: t for r, t in ROWS.items() if not args.only or any(o in r for o in args.only)}
@@ -178,21 +199,26 @@ def main() -> None:
         print("\n".join(f"{row}: {test}" for row, test in ROWS.items()))
         return
     today = datetime.date.today().isoformat()
-    wrong = 0
-    for row, test in chosen.items():
-        seen = Seen()
-        for _ in range(args.times):
-            took, passed, seen.skipped, left = once(test, args.limit_s)
-            if seen.skipped:
-                break
-            seen.seconds.append(took)
-            seen.right += passed
-            seen.left += left
-        wrong += seen.right < len(seen.seconds) or bool(seen.left)
-        # At once: hours of rows are not lost with one that hangs.
-        write({row: seen.line(row, today)})
-        print(seen.line(row, today), flush=True)
-    sys.exit(1 if wrong else 0)
+    seen: dict[str, Seen] = {}
+    if args.keep and args.keep.exists():
+        for text in args.keep.read_text().splitlines():
+            kept = json.loads(text)
+            seen.setdefault(kept["row"], Seen()).add(kept)
+    for _ in range(args.times):
+        for row, test in chosen.items():
+            took, passed, skipped, left = once(test, args.limit_s)
+            time_ = {"row": row, "date": today, "seconds": took, "passed": passed,
+                     "skipped": skipped, "left": left}  # fmt: skip
+            if args.keep:
+                with args.keep.open("a") as file:
+                    file.write(json.dumps(time_) + "\n")
+            seen.setdefault(row, Seen()).add(time_)
+            # At once: hours of rows are not lost with one that hangs.
+            write({row: seen[row].line(row)})
+            print(seen[row].line(row), flush=True)
+    write({row: found.line(row) for row, found in seen.items()})
+    wrong = [row for row, found in seen.items() if found.left or found.right < len(found.seconds)]
+    sys.exit(f"not as expected: {', '.join(wrong)}" if wrong else 0)
 
 
 if __name__ == "__main__":

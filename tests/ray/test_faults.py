@@ -24,11 +24,6 @@ from raynb.errors import OptionError, TrainingError
 
 pytestmark = pytest.mark.usefixtures("cluster")
 STEPS = 60
-#: Rows of docs/reliability.md that are not run for each change; the bench runs them all.
-expensive = pytest.mark.skipif(
-    not os.environ.get("RAYNB_ALL_FAULTS"),
-    reason="not run for each change: RAYNB_ALL_FAULTS is not set",
-)
 
 
 def train_func(config: dict[str, Any]) -> str:
@@ -241,7 +236,7 @@ def fill(disk: Path) -> Path:
     return filler
 
 
-@expensive
+@pytest.mark.expensive
 def test_a_disk_that_is_full_for_a_while_loses_nothing(small_disk: Path, tmp_path: Path) -> None:
     config = {"steps": 240, "every": 10_000}
     started = Started(tmp_path, config=config, storage_path=str(small_disk))
@@ -262,7 +257,7 @@ def test_a_disk_that_is_full_for_a_while_loses_nothing(small_disk: Path, tmp_pat
     assert any("written again" in event["text"] for event in result.record["events"])
 
 
-@expensive
+@pytest.mark.expensive
 def test_a_full_disk_is_one_error_that_says_so(
     small_disk: Path, tmp_path: Path, nothing_left: Callable[..., None]
 ) -> None:
@@ -285,7 +280,7 @@ def test_a_full_disk_is_one_error_that_says_so(
     nothing_left(pids, 30)
 
 
-@expensive
+@pytest.mark.expensive
 def test_storage_that_does_not_answer_holds_nothing_up(tmp_path: Path) -> None:
     """An S3 server that is stopped for a while: a connection that hangs, no error."""
     import pyarrow.fs as pafs
@@ -447,7 +442,55 @@ def test_stop_ends_what_python_can_not(tmp_path: Path, nothing_left: Callable[..
     nothing_left(pids, max(1.0, 15 - took))
 
 
-@expensive
+def deaf(config: dict[str, Any]) -> None:
+    """Rank 0 sits in C code with Python's lock; rank 1 logs."""
+    import ctypes
+    import time
+    from pathlib import Path
+
+    import ray.train
+
+    import raynb
+
+    rank = ray.train.get_context().get_world_rank()
+    raynb.log({"loss": 1.0})
+    time.sleep(2)
+    Path(config["there"], f"deaf{rank}.txt").touch()
+    if rank == 0:
+        ctypes.PyDLL(None).sleep(10**6)
+    while True:
+        raynb.log({"loss": 1.0})
+        time.sleep(0.1)
+
+
+@pytest.mark.expensive
+def test_a_killed_worker_beside_one_that_does_not_answer(
+    tmp_path: Path, nothing_left: Callable[..., None]
+) -> None:
+    run = raynb.train(
+        deaf, config={"there": str(tmp_path)}, num_workers=2, storage_path=str(tmp_path),
+        block=False, show=False,
+    )  # fmt: skip
+    end = time.monotonic() + 90
+    while len(list(tmp_path.glob("deaf*.txt"))) < 2:
+        assert time.monotonic() < end and not run.done, run.mirror.run
+        time.sleep(0.1)
+    time.sleep(1)
+    pids = [row["pid"] for _, row in sorted(run.mirror.workers.items())]
+    os.kill(pids[1], signal.SIGKILL)
+    end = time.monotonic() + 30
+    while not any(f"rank 1's process {pids[1]} has ended" in e["text"] for e in run.mirror.events):
+        assert time.monotonic() < end, run.mirror.events
+        if run.done:  # Ray Train has noticed by itself
+            break
+        time.sleep(0.1)
+    began = time.monotonic()
+    run.stop()
+    assert run._done.wait(15) and time.monotonic() - began < 15
+    nothing_left(pids, 15)
+
+
+@pytest.mark.expensive
 def test_three_interrupts_never_end_the_kernel(
     tmp_path: Path, nothing_left: Callable[..., None]
 ) -> None:

@@ -21,11 +21,6 @@ from typing import Any
 import psutil
 import pytest
 
-#: Rows of docs/reliability.md that take too long for each change; the bench runs them all.
-expensive = pytest.mark.skipif(
-    not os.environ.get("RAYNB_ALL_FAULTS"),
-    reason="takes about a minute: RAYNB_ALL_FAULTS is not set",
-)
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system: needs root")
 
 #: Logs each step, saves every tenth and goes on from there; its own files tell the truth.
@@ -139,8 +134,9 @@ class Nodes:
 
     def start(self, cpus: int, *, host: int = 1, prefix: tuple[str, ...] = (), **env: str) -> Any:
         """Start the head, or where ``host`` is more than 1 a node at that address."""
-        command = [*prefix, sys.executable, "-m", "ray.scripts.scripts", "start", "--block",
-                   f"--node-ip-address=127.0.0.{host}", f"--num-cpus={cpus}",
+        command = [*self.prefix(host), *prefix, sys.executable, "-m", "ray.scripts.scripts",
+                   "start", "--block",
+                   f"--node-ip-address={self.address(host)}", f"--num-cpus={cpus}",
                    "--object-store-memory=150000000", "--min-worker-port=0",
                    "--max-worker-port=0", "--disable-usage-stats",
                    f"--dashboard-agent-listen-port={free_port()}",
@@ -150,7 +146,7 @@ class Nodes:
                         "--dashboard-host=127.0.0.1", f"--dashboard-port={free_port()}",
                         f"--ray-client-server-port={free_port()}"]  # fmt: skip
         else:
-            command += [f"--address=127.0.0.1:{self.port}"]
+            command += [f"--address={self.address(1)}:{self.port}"]
         log = self.there / f"node{host}-{len(self.nodes)}.log"
         with log.open("wb") as file:
             node = subprocess.Popen(
@@ -163,6 +159,13 @@ class Nodes:
             assert node.poll() is None and time.monotonic() < end, log.read_text(errors="replace")
             time.sleep(0.2)
         return node
+
+    def address(self, host: int) -> str:
+        return f"127.0.0.{host}"
+
+    def prefix(self, host: int) -> tuple[str, ...]:
+        """What a command on a node starts with."""
+        return ()
 
     def raylet(self, node: Any) -> int:
         """The process that a node is for Ray."""
@@ -207,8 +210,8 @@ class Driver:
         self.log = nodes.there / "driver.log"
         with self.log.open("wb") as file:
             self.process = subprocess.Popen(
-                [sys.executable, str(script)],
-                env={**nodes.env, "RAY_ADDRESS": f"127.0.0.1:{nodes.port}"},
+                [*nodes.prefix(1), sys.executable, str(script)],
+                env={**nodes.env, "RAY_ADDRESS": f"{nodes.address(1)}:{nodes.port}"},
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, text=True,
                 cwd=nodes.there,
             )  # fmt: skip
@@ -235,6 +238,47 @@ class Driver:
         assert self.process.wait(60) == 0, self.log.read_text()[-4000:]
 
 
+class Cabled(Nodes):
+    """A cluster of two nodes, each in a network of its own, with a cable between them."""
+
+    def __init__(self, there: Path) -> None:
+        super().__init__(there)
+        holder = ["unshare", "--net", "sleep", "infinity"]
+        self.networks = [subprocess.Popen(holder) for _ in range(2)]
+        own, end = os.readlink("/proc/self/ns/net"), time.monotonic() + 10
+        while any(os.readlink(f"/proc/{n.pid}/ns/net") == own for n in self.networks):
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        self.ip(1, "link", "add", "cable", "type", "veth", "peer", "name", "cable",
+                "netns", str(self.networks[1].pid))  # fmt: skip
+        for host in (1, 2):
+            self.ip(host, "link", "set", "lo", "up")
+            self.ip(host, "address", "add", f"{self.address(host)}/24", "dev", "cable")
+            self.ip(host, "link", "set", "cable", "up")
+
+    def ip(self, host: int, *words: str) -> None:
+        subprocess.run([*self.prefix(host), "ip", *words], check=True, timeout=10)
+
+    def address(self, host: int) -> str:
+        return f"10.77.0.{host}"
+
+    def prefix(self, host: int) -> tuple[str, ...]:
+        return ("nsenter", f"--net=/proc/{self.networks[host - 1].pid}/ns/net")
+
+    def cut(self) -> None:
+        """Pull the cable out of the second node: the first one hears nothing of it."""
+        self.ip(2, "link", "set", "cable", "down")
+
+    def mend(self) -> None:
+        self.ip(2, "link", "set", "cable", "up")
+
+    def down(self) -> None:
+        super().down()
+        for network in self.networks:
+            network.kill()
+            network.wait()
+
+
 def kill(process: psutil.Process) -> None:
     with contextlib.suppress(psutil.NoSuchProcess):
         process.kill()
@@ -249,6 +293,15 @@ def free_port() -> int:
 @pytest.fixture
 def nodes(tmp_path: Path) -> Iterator[Nodes]:
     started = Nodes(tmp_path)
+    yield started
+    started.down()
+
+
+@pytest.fixture
+def cabled(tmp_path: Path) -> Iterator[Cabled]:
+    if shutil.which("ip") is None or subprocess.run(["unshare", "--net", "true"]).returncode:
+        pytest.skip("no networks of its own here: needs root, unshare and ip")
+    started = Cabled(tmp_path)
     yield started
     started.down()
 
@@ -306,7 +359,7 @@ def test_a_lost_node_is_made_up_for_from_the_checkpoint(nodes: Nodes) -> None:
     nothing_of(nodes, pids + seen["pids"])
 
 
-@expensive
+@pytest.mark.expensive
 def test_a_lost_node_without_max_failures_is_one_error(nodes: Nodes) -> None:
     nodes.start(2)
     other = nodes.start(2, host=2)
@@ -344,7 +397,7 @@ tell(left=clean(), **seen)
 """
 
 
-@expensive
+@pytest.mark.expensive
 def test_nodes_join_and_leave_an_elastic_run(nodes: Nodes) -> None:
     nodes.start(1)
     driver = nodes.drive(ELASTIC)
@@ -424,7 +477,7 @@ tell(state=again.state, left=clean())
 """
 
 
-@expensive
+@pytest.mark.expensive
 def test_a_head_that_restarts(nodes: Nodes) -> None:
     head = nodes.start(2)
     driver = nodes.drive(START + HEAD)
@@ -440,3 +493,53 @@ def test_a_head_that_restarts(nodes: Nodes) -> None:
     driver.go_on()
     assert driver.says() == {"state": "finished", "left": []}
     driver.finished()
+
+
+CUT = """
+sys.stdin.readline()
+tell(state=run.state, steps=[row["step"] for row in rows()], dropped=run.mirror.run.get("dropped"))
+until(lambda: run.mirror.run["attempt"] == 1 and trains(2))
+tell(again=[row["ip"] for row in rows()])
+seen = ends(120)
+tell(left=clean(), **seen)
+"""
+
+
+@pytest.mark.expensive
+def test_a_network_that_is_cut(cabled: Cabled) -> None:
+    """For a moment nothing comes of it; for longer, the node is lost, also when it is back."""
+    cabled.start(2)
+    other = cabled.start(2, host=2)
+    driver = cabled.drive(START + CUT, FAILURES=1)
+    pids = [row["pid"] for row in driver.says()["workers"]]
+    cabled.cut()
+    time.sleep(4)
+    cabled.mend()
+    time.sleep(10)
+    driver.go_on()
+    seen = driver.says()
+    assert seen["state"] == "training" and min(seen["steps"]) > 100, seen
+    there = cabled.processes(other)
+    cabled.cut()
+    began = time.monotonic()
+    assert driver.says()["again"] == [cabled.address(1)] * 2
+    assert time.monotonic() - began < 120
+    cabled.mend()
+    # It is told that it is out, and does not train on beside its successor.
+    assert not psutil.wait_procs(there, timeout=90)[1]
+    (cabled.there / "end").touch()
+    seen = driver.says()
+    assert seen["state"] == "finished" and seen["error"] is None, seen
+    assert any("left the cluster" in text for text in seen["events"]), seen["events"]
+    steps = {(attempt, rank): part for attempt, rank, part, _ in seen["parts"]}
+    assert steps.keys() == {(a, r) for a in (0, 1) for r in (0, 1)}
+    for rank in (0, 1):
+        written = (cabled.there / f"rank{rank}.txt").read_text().splitlines()
+        first, again = steps[0, rank], steps[1, rank]
+        # Of the moment without a network nothing is missing.
+        assert first == list(range(len(first))) and len(first) > 100
+        assert again == list(range(again[0], again[-1] + 1)) and again[0] % 10 == 0
+        assert [str(step) for step in first] == written[: len(first)]
+    assert seen["left"] == []
+    driver.finished()
+    nothing_of(cabled, pids + seen["pids"])

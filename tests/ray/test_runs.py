@@ -285,12 +285,15 @@ def test_v1_habits_name_what_replaces_them(notebook: Any) -> None:
         "ray.train.torch.backward(None)": "torch.autocast",
         "ray.train.session.report({})": "use ray.train.report",
         "ray.train.torch.TorchTrainer(print, resume_from_checkpoint=1)": "in the config",
+        "from ray.air import session; session.report({'loss': 1})": "use ray.train.report",
     }
     from raynb.engine.v1 import replacement
 
     for code, instead in cases.items():
         error = notebook.error(f"%%distributed_train --local\nimport ray.train.torch\n{code}")
         assert instead in replacement(str(error), code), error
+    # In V2 it would do nothing, without a word.
+    assert "is meant to only be called inside" in str(error)
 
 
 def test_a_run_that_waits_for_resources_says_so_and_stops(

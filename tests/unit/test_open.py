@@ -246,6 +246,18 @@ def test_runs_are_listed_sorted_and_opened(tmp_path: Path) -> None:
     assert len(raynb.runs(tmp_path / "data")) == 0
 
 
+def test_runs_that_a_cluster_knows_are_running(tmp_path: Path) -> None:
+    for name in ("lives", "another", "ended"):
+        stored(tmp_path, name, state="finished" if name == "ended" else "running")
+    for file in (tmp_path / "another").rglob("*"):
+        os.utime(file, (1e9, 1e9))  # it is of a run that had this name long ago
+    table = raynb.runs(tmp_path).with_live(["lives", "another", "ended", "elsewhere"])
+    states = dict(zip(table.frame["name"], table.frame["state"], strict=True))
+    assert states == {"lives": "running", "another": "running_or_lost", "ended": "finished"}
+    assert "▶ Running" in str(table) and "Running or lost" in str(table)
+    assert "running_or_lost" in set(raynb.runs(tmp_path).with_live([]).frame["state"])
+
+
 def test_runs_of_a_loss_are_best_when_low(tmp_path: Path) -> None:
     for name, value in (("a", 0.5), ("b", 0.1), ("c", 0.3)):
         options = RunSpec(name=name, best=("loss", "min")).summary()
