@@ -6,15 +6,17 @@ import contextlib
 import logging
 import os
 import socket
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import psutil
 import ray
 import ray._private.authentication.authentication_token_setup as authentication
 import ray._private.ray_constants as ray_constants
+import ray._private.services as ray_services
 import ray._private.state as ray_state
 import ray._private.utils as ray_utils
 
@@ -212,8 +214,35 @@ def start_local(**options: Any) -> None:
     if is_small_machine():
         settings = {"include_dashboard": False, "object_store_memory": _LEAST_STORE, "num_cpus": 2}
         env[_SMALL_LOCAL] = "1"
-    with _loopback(), _environment(**env):
+    with _loopback(), _environment(**env), _dashboard_apart():
         ray.init(address="local", **{**settings, **options}, **_QUIET)
+
+
+@contextlib.contextmanager
+def _dashboard_apart() -> Iterator[None]:
+    """Start the dashboard in a process group of its own.
+
+    Reason for the internals: Jupyter sends an interrupt to all processes of the kernel's group, as
+    a terminal does. Ray holds it off from a node's main processes, not from those that its
+    dashboard starts: the first interrupt would end them, and with them the state API, for which a
+    controller that is stopped then waits in vain. No option of ``ray.init`` helps. Elsewhere than
+    on Linux it is by their group that Ray ends the processes of a dead driver.
+    """
+    if sys.platform != "linux":
+        yield
+        return
+    original = ray_services.ConsolePopen
+
+    def popen(command: Sequence[str], **kwargs: Any) -> Any:
+        if any(os.path.basename(part) == "dashboard.py" for part in command):
+            kwargs["process_group"] = 0
+        return original(command, **kwargs)
+
+    ray_services.ConsolePopen = popen
+    try:
+        yield
+    finally:
+        ray_services.ConsolePopen = original
 
 
 def is_small_machine() -> bool:
