@@ -243,6 +243,7 @@ class Cabled(Nodes):
 
     def __init__(self, there: Path) -> None:
         super().__init__(there)
+        self.env["GLOO_SOCKET_IFNAME"] = "cable"  # the host's name is loopback to it
         holder = ["unshare", "--net", "sleep", "infinity"]
         self.networks = [subprocess.Popen(holder) for _ in range(2)]
         own, end = os.readlink("/proc/self/ns/net"), time.monotonic() + 10
