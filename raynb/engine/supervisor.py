@@ -260,6 +260,9 @@ class RunSupervisor:
             self._collector.set_state("failed", repr(broken)[:500], error={**shown, "line": None})
         finally:
             self._remove_group()
+            if error is not None:
+                self._left(1.0)
+                self._tidy()
             self._ended.set()
 
     def _conclude(self, result: Any, error: BaseException | None) -> None:
@@ -302,19 +305,28 @@ class RunSupervisor:
                 ray.util.remove_placement_group(self._placement_group)
 
     def _check_gone(self) -> None:
-        """Wait until no worker process of this node is left, and say so when one is."""
+        """Say so when a worker process of this node is left."""
+        for rank, pid in self._left(5.0):
+            self._collector.event(f"rank {rank}'s process {pid} is still there", "error")
+
+    def _left(self, seconds: float) -> list[tuple[int, int]]:
+        """Worker processes of this node, by rank, that are there after so many seconds."""
         here = ray.util.get_node_ip_address()
         mine = [
             (rank, pid)
             for rank, row in self._collector.workers().items()
             if row["ip"] == here and (pid := row["pid"])
         ]
-        end = time.monotonic() + 5
+        end = time.monotonic() + seconds
         while mine and time.monotonic() < end:
             mine = [(rank, pid) for rank, pid in mine if runs(pid)]
             time.sleep(0.05)
-        for rank, pid in mine:
-            self._collector.event(f"rank {rank}'s process {pid} is still there", "error")
+        return mine
+
+    def _tidy(self) -> None:
+        """Take away what killed workers of this node left in the directory for temporary files."""
+        with contextlib.suppress(Exception):
+            sweep()
 
     def _tell_waiting(self, num_workers: int) -> None:
         need = {k: v * num_workers for k, v in self._facts.bundle.items()}
@@ -358,8 +370,7 @@ class RunSupervisor:
             left = self._released and not self._watched()
             if self._ended.is_set() and (forgotten or (left and self._all_written())):
                 self._collector.close()
-                with contextlib.suppress(Exception):  # of workers that were killed
-                    sweep()
+                self._tidy()
                 os._exit(0)
 
 

@@ -77,7 +77,7 @@ class NotebookView:
                 bundle = page_bundle(Page.of_mirror(self._run.mirror))
         self._replace(bundle)
         if self.widget is not None:
-            self.widget.close()
+            self.widget.finish()
             self.widget = None
 
     def _replace(self, bundle: dict[str, Any]) -> None:

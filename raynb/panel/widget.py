@@ -21,6 +21,8 @@ STATIC = pathlib.Path(__file__).parent.parent / "static"
 BUNDLE = STATIC / "panel.js"
 #: Waits between the snapshots that are sent unasked when a panel is shown.
 FIRST_SNAPSHOTS_S = (0.5, 0.5, 1.0, 3.0)
+#: Seconds in which a view that the record has not replaced asks to be kept; a kernel may be busy.
+KEEP_S = 20.0
 
 
 def missing_bundle() -> str | None:
@@ -83,8 +85,26 @@ class LivePanel(anywidget.AnyWidget):
         self._seq = 0
         self._send_lock = threading.Lock()
         self._greeted = threading.Event()
+        self._kept = threading.Event()
         self.on_msg(self._message)
         _let_clicks_in(self)
+
+    def finish(self) -> None:
+        """Close it when the record is in the place of all its views; returns at once.
+
+        A page that was loaded after the cell began can't be told which output the record is for:
+        its view asks to be kept, and shows how the run ended.
+        """
+        if not self._greeted.is_set():
+            self.close()
+            return
+        self.send({"v": VERSION, "kind": "ack", "of": "end"})
+
+        def close() -> None:
+            if not self._kept.wait(KEEP_S):
+                self.close()
+
+        threading.Thread(target=close, name="raynb-panel-end", daemon=True).start()
 
     def close(self) -> None:
         """Close it; where a notebook keeps closed widgets too, it gets none of the panel's code."""
@@ -121,6 +141,8 @@ class LivePanel(anywidget.AnyWidget):
         if kind == "hello":
             self._greeted.set()
             self.push_snapshot()
+        elif kind == "keep":
+            self._kept.set()
         elif kind == "stop":
             self._on_stop()
             self.send({"v": VERSION, "kind": "ack", "of": "stop"})

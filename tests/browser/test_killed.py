@@ -61,6 +61,10 @@ def test_a_killed_browser_changes_nothing(chromium: Any, lab: Lab, tmp_path: Pat
         assert again.execute("run.stop(15); print(run.state, len(run.history) > 70)") == (
             "stopped True"
         )
+        # The record's place is known to the dead page only: here, the panel stays.
+        again.wait_state("Stopped")
+        page.wait_for_timeout(4_000)
+        again.wait_state("Stopped", 1)
     finally:
         if page is not None:
             page.close()

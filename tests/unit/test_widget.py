@@ -169,6 +169,41 @@ def test_a_trial_that_is_to_end_is_told(search: Search, bundle: None) -> None:
     panel.close()
 
 
+def closed(panel: Panel, seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while panel.comm is not None and time.monotonic() < end:
+        time.sleep(0.01)
+    return panel.comm is None
+
+
+def test_a_panel_that_nobody_saw_closes_at_once(panel: Panel) -> None:
+    panel.finish()
+    assert panel.comm is None and panel.sent == []
+
+
+def test_a_panel_closes_when_the_record_is_there(
+    panel: Panel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(widget_module, "KEEP_S", 0.2)
+    panel.ask({"kind": "hello"})
+    panel.finish()
+    assert panel.sent[-1] == ({"v": 2, "kind": "ack", "of": "end"}, [])
+    assert panel.comm is not None and closed(panel, 10) and panel._esm == "export default {}"
+
+
+def test_a_panel_stays_on_a_page_that_the_record_does_not_reach(
+    panel: Panel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(widget_module, "KEEP_S", 0.2)
+    panel.ask({"kind": "hello"})
+    panel.finish()
+    panel.ask({"kind": "keep"})
+    assert not closed(panel, 0.5)
+    # A page that is loaded later gets the whole picture, too.
+    panel.ask({"kind": "hello"})
+    assert panel.sent[-1][0]["kind"] == "snapshot"
+
+
 @pytest.mark.parametrize(
     "message",
     [None, "x", {}, {"kind": "stop_trial", "trial": 0}, {"kind": "pin"},

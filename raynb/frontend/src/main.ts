@@ -40,6 +40,8 @@ const DRAW_SLOW_MS = 250;
 /** How long a snapshot may take before the panel says that it waits. */
 const HELLO_MS = 3_000;
 const HELLO_AGAIN_MS = 15_000;
+/** In which the record comes, where it does. */
+const RECORD_MS = 1_500;
 
 /** The part of anywidget's model that the panel uses. */
 export interface PanelModel {
@@ -235,6 +237,7 @@ export class Panel {
     if (message.kind === "ack") {
       if (message.of === "stop") this.stop.onAck();
       if (message.of === "stop_trial" && message.trial !== null) this.trialStops.onAck(message.trial);
+      if (message.of === "end") this.stayWhereTheRecordIsNot();
       return;
     }
     if (message.kind === "file") {
@@ -252,6 +255,17 @@ export class Panel {
     if (changed.trials) this.trialStops.onTrials(this.state.trials);
     if (this.state.incomplete) this.hello();
     this.invalidate(changed);
+  }
+
+  /**
+   * The record takes a view's place at the run's end, but not on a page that was loaded after the
+   * cell had begun: there, the panel stays as it is.
+   */
+  private stayWhereTheRecordIsNot(): void {
+    const asked = setTimeout(() => {
+      if (this.root.isConnected) this.send({ kind: "keep" });
+    }, RECORD_MS);
+    this.cleanups.push(() => clearTimeout(asked));
   }
 
   /**

@@ -267,6 +267,7 @@ export interface Update {
   events: TimelineEvent[];
 }
 
+/** What was asked for is done; of "end", which nobody asks for, the run is over. */
 export interface Ack {
   kind: "ack";
   of: string;
@@ -289,6 +290,7 @@ export type Message = Update | Ack | LogFile;
 /** What the browser sends. */
 export type Outgoing =
   | { kind: "hello" }
+  | { kind: "keep" }
   | { kind: "stop" }
   | { kind: "stop_trial"; trial: number }
   | { kind: "pin"; ranks: number[] }

@@ -14,6 +14,25 @@ afterEach(() => {
 });
 
 describe("opening", () => {
+  it("asks to be kept where the record did not take its place", () => {
+    const kept = () => panel.model.sent.filter((message) => message.kind === "keep").length;
+    panel.model.emit({ kind: "ack", of: "stop" });
+    panel.wait(2_000);
+    expect(kept()).toBe(0);
+    panel.model.emit({ kind: "ack", of: "end" });
+    panel.wait(1_000);
+    expect(kept()).toBe(0); // the record may be on its way
+    panel.wait(1_000);
+    expect(kept()).toBe(1);
+  });
+
+  it("asks for nothing once the record has taken its place", () => {
+    panel.model.emit({ kind: "ack", of: "end" });
+    panel.close();
+    panel.wait(5_000);
+    expect(panel.model.sent.filter((message) => message.kind === "keep")).toEqual([]);
+  });
+
   it("says hello and is never blank", () => {
     expect(panel.model.sent).toEqual([{ kind: "hello" }]);
     expect(panel.text()).toContain("connecting to the kernel");
