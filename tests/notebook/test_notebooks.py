@@ -32,15 +32,11 @@ class About:
         Takes that, and asserts.
     parameters : dict
         Replace those of its cell that is tagged so: fewer epochs.
-    always : bool
-        Whether it is run without ``RAYNB_ALL_NOTEBOOKS`` in the environment too. Those that are not
-        take the longest; hints are also tested in ``tests/ray/test_hints.py``.
     """
 
     facts: str
     check: Callable[[Any], None]
     parameters: dict[str, Any] = field(default_factory=dict)
-    always: bool = True
 
 
 def from_pytorch(found: dict[str, Any]) -> None:
@@ -124,7 +120,6 @@ ABOUT = {
         check=from_pytorch,
     ),
     "04_reading_the_panel": About(
-        always=False,
         facts="""{
             name: [hint["kind"] for hint in run.record["hints"]]
             for name, run in dict(
@@ -179,7 +174,6 @@ ABOUT = {
         check=ray_data,
     ),
     "08_performance": About(
-        always=False,
         facts="""{
             "sync": {
                 name: sum(w["sync_s"] or 0 for w in r.record["workers"]) / k
@@ -236,8 +230,6 @@ def test_a_notebook_does_what_it_is_about(
     stem: str, environment: dict[str, str], tmp_path: Path
 ) -> None:
     about = ABOUT[stem]
-    if not about.always and not os.environ.get("RAYNB_ALL_NOTEBOOKS"):
-        pytest.skip("it takes long: RAYNB_ALL_NOTEBOOKS=1 runs it")
     notebook = nbformat.read(NOTEBOOKS / f"{stem}.ipynb", as_version=4)
     cells = notebook.cells
     if about.parameters:
