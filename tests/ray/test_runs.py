@@ -329,7 +329,7 @@ def test_restart_keeps_attempts_apart(notebook: Any, nothing_left: Callable[...,
         textwrap.dedent(
             """
             %%distributed_train -n 2 --max-failures 1 --name restarted
-            import os, tempfile, ray.train, torch
+            import os, tempfile, time, ray.train, torch
             start = 0
             checkpoint = ray.train.get_checkpoint()
             if checkpoint:
@@ -343,6 +343,7 @@ def test_restart_keeps_attempts_apart(notebook: Any, nothing_left: Callable[...,
                         {"epoch": epoch}, checkpoint=ray.train.Checkpoint.from_directory(directory)
                     )
                 if epoch == 1 and start == 0 and ray.train.get_context().get_world_rank() == 1:
+                    time.sleep(3)  # or the controller has taken in no checkpoint yet
                     os.kill(os.getpid(), 9)
             """
         ).strip()
