@@ -207,6 +207,15 @@ class SearchCallback(Callback):
         done = search.row_of(trial.trial_id)["checkpoint"]
         search.set_trial(trial.trial_id, checkpoint=done + 1)
 
+    def on_trial_save(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        # Tune knows the checkpoint only now, and a result before its own.
+        self._detail(_hosted(), trial)
+
+    def on_experiment_end(self, trials: list[Any], **info: Any) -> None:
+        # Of a trial that a time budget ends, nothing else tells what it had by then.
+        for trial in trials:
+            self._detail(_hosted(), trial)
+
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         search = _hosted()
         self._detail(search, trial)

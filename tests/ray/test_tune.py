@@ -352,9 +352,12 @@ def test_criteria_and_budget(notebook: Any) -> None:
     )
     notebook.run(
         "%%distributed_tune --space space --metric score --mode max --stop score>=3 "
-        "--time-budget-s 18\n"
+        "--time-budget-s 18 --num-to-keep 1\n"
+        "import ray.train, tempfile\n"
         "for step in range(200):\n"
-        "    raynb.log({'score': step * config['a']})\n"
+        "    with tempfile.TemporaryDirectory() as empty:\n"
+        "        ray.train.report({'score': step * config['a']},\n"
+        "                         checkpoint=ray.train.Checkpoint.from_directory(empty))\n"
         "    time.sleep(0.2)"
     )
     slow, quick = notebook["result"].rows
@@ -362,6 +365,11 @@ def test_criteria_and_budget(notebook: Any) -> None:
     assert quick["best"] == 3.0
     assert slow["state"] == "stopped" and "time budget of 18 s" in slow["reason"]
     assert notebook["result"].state == "finished"
+    # Each has one checkpoint, its last, and that is there.
+    for trial in notebook["result"]:
+        assert len(trial.best_checkpoints) == 1 and os.path.isdir(trial.checkpoint.path)
+        told, last = trial.best_checkpoints[0][1], trial.metrics["training_iteration"]
+        assert told["training_iteration"] in (last, last - 1)
 
 
 def test_interrupt_keeps_what_came(notebook: Any, nothing_left: Callable[..., None]) -> None:
