@@ -17,6 +17,8 @@ WORKER_NAMES = frozenset({"config", "exit", "quit"})
 _READS = frozenset({"LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"})
 _BINDS = frozenset({"STORE_NAME", "STORE_GLOBAL"})
 _OWN_READ = "read of a class's own name"
+#: The same in a class that a function makes, whose lines :class:`_Flow` does not follow.
+_LOCAL_OWN_READ = "read of a local class's own name"
 _DELETES = frozenset({"DELETE_NAME", "DELETE_GLOBAL"})
 
 
@@ -39,11 +41,14 @@ def find_names(tree: ast.Module, code: CodeType) -> Names:
     reads: dict[str, list[int]] = {}
     read_in_functions: set[str] = set()
     in_classes: dict[str, int] = {}
+    in_local_classes: dict[str, int] = {}
     deleted: dict[str, int] = {}
     bound: set[str] = set()
     bound_in_functions: set[str] = set()
     for opname, name, line, nested in _global_accesses(code):
-        if opname == _OWN_READ:
+        if opname == _LOCAL_OWN_READ:
+            in_local_classes[name] = min(line, in_local_classes.get(name, line))
+        elif opname == _OWN_READ:
             in_classes[name] = min(line, in_classes.get(name, line))
         elif opname in _READS:
             reads.setdefault(name, []).append(line)
@@ -75,14 +80,20 @@ def find_names(tree: ast.Module, code: CodeType) -> Names:
     for name, line in in_classes.items():
         if name not in required and name in flow.surely_early | flow.possibly_early:
             optional[name] = min(line, optional.get(name, line))
+    for name, line in in_local_classes.items():
+        if name not in required:
+            optional[name] = min(line, optional.get(name, line))
     for name in deleted.keys() - bound - required.keys():
         optional[name] = min(deleted[name], optional.get(name, deleted[name]))
     star = any(isinstance(n, ast.alias) and n.name == "*" for n in ast.walk(tree))
     return Names(required, optional, bound, star)
 
 
-def _global_accesses(code: CodeType) -> Iterator[tuple[str, str, int, bool]]:
-    """Yield each access to a global name: operation, name, line, and whether it is nested."""
+def _global_accesses(code: CodeType, local: bool = False) -> Iterator[tuple[str, str, int, bool]]:
+    """Yield each access to a global name: operation, name, line, and whether it is nested.
+
+    ``local`` tells that a function makes the code's function or class.
+    """
     top_level = code.co_name == BODY_NAME
     class_body = not top_level and not code.co_flags & inspect.CO_OPTIMIZED
     own: set[str] = set()
@@ -96,10 +107,10 @@ def _global_accesses(code: CodeType) -> Iterator[tuple[str, str, int, bool]]:
                 yield opname, name, line or 1, not top_level
             elif opname in _READS:
                 # The class's own, unless the lines that bind it were passed by.
-                yield _OWN_READ, name, line or 1, not top_level
+                yield _LOCAL_OWN_READ if local else _OWN_READ, name, line or 1, not top_level
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _global_accesses(constant)
+            yield from _global_accesses(constant, local or not (top_level or class_body))
 
 
 def bound_name(node: ast.AST) -> str | None:

@@ -138,6 +138,11 @@ def test_names_follow_python(source: str, expected: str) -> None:
         ("class K:\n    a = 1\n    print(a)", False),
         ("class K:\n    a = 1\n    del a\n    print(a)", True),
         ("class K:\n    try: pass\n    except b as a: pass\n    print(a)", True),
+        # Of a class that a function makes, the order of its lines is not followed.
+        (
+            "def f():\n    class K:\n        match b:\n            case [*a]: pass\n        d = a",
+            True,
+        ),
         ("class K:\n    global a\n    a = 1\nprint(a)", False),
         ("def f():\n    global a\n    a = 1\nf()\nprint(a)", True),
         ("try: a\nexcept NameError: a = 1", True),
