@@ -129,7 +129,6 @@ def cluster_down(args: argparse.Namespace) -> object:
     from raynb._ray import head
 
     found = _head()
-    own = ray.is_initialized() and ray.get_runtime_context().gcs_address == found.address
     if not args.force:
         names = _runs_on(found)
         if names:
@@ -137,7 +136,8 @@ def cluster_down(args: argparse.Namespace) -> object:
                 f"runs go on there: {', '.join(names)}",
                 hint="`raynb stop NAME` ends one; `raynb cluster down --force` ends all with it",
             )
-    if own:
+    # Asking has connected this process, too: Ray ends one whose cluster goes with status 1.
+    if ray.is_initialized() and ray.get_runtime_context().gcs_address == found.address:
         ray.shutdown()
     head.down(found)
     return f"the cluster at {found.address} is down"

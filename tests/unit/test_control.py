@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import ray
 from IPython.core.interactiveshell import InteractiveShell
@@ -122,3 +123,19 @@ def test_a_directory_of_another_user_is_not_used(ip: InteractiveShell, tmp_path:
     assert head.find() is None
     with pytest.raises(ResourceError, match="another user"):
         head.up()
+
+
+def test_a_zombie_counts_as_ended() -> None:
+    """A container's first process seldom reaps what lost its parent."""
+    sleeping = [sys.executable, "-c", "import time; time.sleep(600)"]
+    ended, runs = subprocess.Popen(sleeping), subprocess.Popen(sleeping)
+    try:
+        ended.kill()
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+        both = [psutil.Process(p.pid) for p in (ended, runs)]
+        assert head._left(both, 0.2) == both[1:]
+        assert head._end(both[1]) == []
+    finally:
+        for process in (ended, runs):
+            process.kill()
+            process.wait()
