@@ -21,6 +21,8 @@ from typing import Any
 import psutil
 import pytest
 
+from raynb._ray import head
+
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system: needs root")
 
 #: Logs each step, saves every tenth and goes on from there; its own files tell the truth.
@@ -527,7 +529,7 @@ def test_a_network_that_is_cut(cabled: Cabled) -> None:
     assert time.monotonic() - began < 120
     cabled.mend()
     # It is told that it is out, and does not train on beside its successor.
-    assert not psutil.wait_procs(there, timeout=90)[1]
+    assert not head._left(there, 90)
     (cabled.there / "end").touch()
     seen = driver.says()
     assert seen["state"] == "finished" and seen["error"] is None, seen
