@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from ray._common.utils import reset_ray_address
 
 from raynb._ray.cluster import answers, faster_imports
 from raynb.errors import ResourceError
+from raynb.processes import left, runs
 
 #: Seconds in which a cluster has to be there, and to be gone.
 UP_S, DOWN_S = 120.0, 30.0
@@ -173,35 +173,17 @@ def _end(process: psutil.Process) -> list[psutil.Process]:
     """End ``ray start`` and all that it has started; gives what stays."""
     mine = [process, *process.children(recursive=True)]
     process.terminate()
-    for left in _left(mine, _GRACE_S):
+    for still in left(mine, _GRACE_S):
         with contextlib.suppress(psutil.Error):
-            left.kill()
-    return _left(mine, DOWN_S)
-
-
-def _left(processes: Sequence[psutil.Process], seconds: float) -> list[psutil.Process]:
-    """Those that still run after so many seconds.
-
-    One that has ended may stay a zombie for long: a container's first process seldom reaps them.
-    """
-    end = time.monotonic() + seconds
-    while (alive := [p for p in processes if _lives(p)]) and time.monotonic() < end:
-        time.sleep(0.05)
-    return alive
-
-
-def _lives(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
+            still.kill()
+    return left(mine, DOWN_S)
 
 
 def _process(head: Head) -> psutil.Process | None:
     try:
         process = psutil.Process(head.pid)
         same = abs(process.create_time() - head.created) < 1.0
-        return process if same and _lives(process) else None
+        return process if same and runs(process) else None
     except psutil.Error:
         return None
 

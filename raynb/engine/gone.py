@@ -1,4 +1,4 @@
-"""Processes that have ended: whether one has, and workers of which Ray Train has not noticed it."""
+"""Workers whose process has ended without Ray Train having noticed it."""
 
 from __future__ import annotations
 
@@ -6,20 +6,12 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-import psutil
+from raynb.processes import runs
 
 #: What a worker's row says while its process has to be there.
 _AT_WORK = ("running", "waiting")
 #: Ray Train's own limit for a worker that does not answer, and its default, in seconds.
 _LIMIT = ("RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S", "600")
-
-
-def runs(pid: int) -> bool:
-    """Whether a process of this machine runs; one that only waits to be reaped does not."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
 
 
 class Gone:

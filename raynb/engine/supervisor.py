@@ -14,9 +14,10 @@ import pyarrow as pa
 import ray
 
 from raynb.engine.collector import TERMINAL, Collector, RunFacts
-from raynb.engine.gone import Gone, runs
+from raynb.engine.gone import Gone
 from raynb.engine.nodes import Roll
 from raynb.engine.preflight import EPSILON
+from raynb.processes import left
 from raynb.scratch import sweep
 from raynb.telemetry.channel import interval_s
 from raynb.telemetry.events import printable
@@ -306,22 +307,18 @@ class RunSupervisor:
 
     def _check_gone(self) -> None:
         """Say so when a worker process of this node is left."""
-        for rank, pid in self._left(5.0):
+        for pid, rank in self._left(5.0).items():
             self._collector.event(f"rank {rank}'s process {pid} is still there", "error")
 
-    def _left(self, seconds: float) -> list[tuple[int, int]]:
-        """Worker processes of this node, by rank, that are there after so many seconds."""
+    def _left(self, seconds: float) -> dict[int, int]:
+        """Worker processes of this node, with their ranks, that run after so many seconds."""
         here = ray.util.get_node_ip_address()
-        mine = [
-            (rank, pid)
+        mine = {
+            pid: rank
             for rank, row in self._collector.workers().items()
             if row["ip"] == here and (pid := row["pid"])
-        ]
-        end = time.monotonic() + seconds
-        while mine and time.monotonic() < end:
-            mine = [(rank, pid) for rank, pid in mine if runs(pid)]
-            time.sleep(0.05)
-        return mine
+        }
+        return {pid: mine[pid] for pid in left(list(mine), seconds)}
 
     def _tidy(self) -> None:
         """Take away what killed workers of this node left in the directory for temporary files."""

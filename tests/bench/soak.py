@@ -34,6 +34,8 @@ from typing import Any
 
 import psutil
 
+from raynb.processes import runs
+
 RANKS = 4
 #: Seconds that a step takes, and steps of short and of long runs.
 STEP_S, SHORT, LONG = 0.02, (200, 500), (1_500, 2_500)
@@ -268,12 +270,6 @@ def one_run(number: int, rng: random.Random, root: Path, tally: Tally, left: flo
         f"rows {tally.rows:7,} lost {tally.lost} wrong {tally.wrong}",
         flush=True,
     )
-
-
-def runs(pid: int) -> bool:
-    with contextlib.suppress(psutil.Error):
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    return False
 
 
 def left_on_cluster() -> list[str]:

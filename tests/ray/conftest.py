@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -99,6 +98,8 @@ def nothing_left(cluster: None) -> Callable[..., None]:
     import ray
     from ray.util.state import list_actors, list_placement_groups
 
+    from raynb.processes import runs
+
     # The state API's own default is the machine's newest cluster, which may be somebody else's.
     address = ray.get_runtime_context().gcs_address
 
@@ -111,7 +112,7 @@ def nothing_left(cluster: None) -> Callable[..., None]:
             found = [a.class_name for a in actors if a.class_name not in shared]
             groups = list_placement_groups(address=address, filters=[("state", "!=", "REMOVED")])
             found += [f"group {g.state}" for g in groups]
-            found += [f"process {p}" for p in pids if _alive(p)]
+            found += [f"process {p}" for p in pids if runs(p)]
             taken = 4 - ray.available_resources().get("CPU", 0)
             return found + ([f"{taken} CPUs"] if taken else [])
 
@@ -121,11 +122,3 @@ def nothing_left(cluster: None) -> Callable[..., None]:
         assert left() == []
 
     return check
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except (OSError, psutil.Error):
-        return False

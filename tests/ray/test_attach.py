@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from raynb._ray import head
+from raynb.processes import left
 
 #: Each of two ranks logs until it is told to end, and writes to a file of its own beside it.
 TRAIN = """
@@ -185,7 +185,7 @@ def test_a_run_outlives_its_kernel_and_others_watch_it(
     everything = processes_of(record["pid"])
     down = command(env, "cluster", "down")
     assert down.returncode == 0, down.stderr
-    assert not head._left(everything, 10)
+    assert not left(everything, 10)
     assert "no cluster" in command(env, "cluster", "status").stdout
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 import pytest
 
-from raynb._ray import head
+from raynb.processes import left
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system: needs root")
 
@@ -309,19 +309,10 @@ def cabled(tmp_path: Path) -> Iterator[Cabled]:
     started.down()
 
 
-def _runs(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
-
-
 def nothing_of(nodes: Nodes, pids: list[int]) -> None:
     """No process of the run is left, and nothing in the directory for temporary files."""
     end = time.monotonic() + 15
-    while (alive := [p for p in pids if _runs(p)]) and time.monotonic() < end:
-        time.sleep(0.2)
-    assert not alive
+    assert not left(pids, 15)
     # What a worker was killed in the middle of, its supervisor takes away when it leaves.
     while (kept := list(nodes.temporary.glob("raynb-[!0-9]*"))) and time.monotonic() < end:
         time.sleep(0.2)
@@ -529,7 +520,7 @@ def test_a_network_that_is_cut(cabled: Cabled) -> None:
     assert time.monotonic() - began < 120
     cabled.mend()
     # It is told that it is out, and does not train on beside its successor.
-    assert not head._left(there, 90)
+    assert not left(there, 90)
     (cabled.there / "end").touch()
     seen = driver.says()
     assert seen["state"] == "finished" and seen["error"] is None, seen

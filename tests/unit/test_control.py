@@ -19,6 +19,7 @@ from raynb import cli
 from raynb._ray import head
 from raynb.errors import OptionError, ResourceError
 from raynb.magics import loading
+from raynb.processes import left
 from raynb.troubleshooting import topics
 
 
@@ -133,7 +134,7 @@ def test_a_zombie_counts_as_ended() -> None:
         ended.kill()
         os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
         both = [psutil.Process(p.pid) for p in (ended, runs)]
-        assert head._left(both, 0.2) == both[1:]
+        assert left(both, 0.2) == both[1:]
         assert head._end(both[1]) == []
     finally:
         for process in (ended, runs):

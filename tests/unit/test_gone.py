@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from raynb.engine.gone import Gone, runs
+from raynb.engine.gone import Gone
+from raynb.processes import runs
 
 HERE = "10.0.0.1"
 

@@ -14,6 +14,7 @@ LAYERS = {
     "_version": 0,
     "errors": 0,
     "cgroups": 0,
+    "processes": 0,
     "scratch": 0,
     "troubleshooting": 1,
     "_ray": 1,
